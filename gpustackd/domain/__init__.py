@@ -1,0 +1,1 @@
+"""The words of the field as values: no IO, no clock, no randomness."""

@@ -1,0 +1,54 @@
+"""What one instance of a model asks of the fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpustackd.domain.facts import ModelFacts
+from gpustackd.domain.model_spec import ModelSpec
+
+
+class Engine(StrEnum):
+    """Which selector searches (selectors spec section 1, first matching row)."""
+
+    ROUTER = "router"
+    WHOLE_CARD = "whole_card"
+    VGPU = "vgpu"
+    GGUF = "gguf"
+    MINDIE = "mindie"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    CUSTOM = "custom"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """How much memory an instance needs, in bytes; produced by `estimate`, used by `placement`."""
+
+    vram: int | None
+    """What all GPUs together must offer (estimate spec section 4); None = size unknown."""
+    ram: int = 0
+    """Host RAM to check before a search, per worker (section 5); 0 = no check."""
+    ram_static: int | None = None
+    """RAM to write into every claim; None = none, or by `ram_ratio`."""
+    ram_ratio: float | None = None
+    """RAM per VRAM claimed on that worker, where no static amount is given."""
+    unknown_because: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Everything about one model that a decision looks at. Equal keys share one pass over the fleet."""
+
+    spec: ModelSpec
+    facts: ModelFacts = field(compare=False)
+    need: Need
+    engine: Engine
+    digest: str = ""
+    """Digest of facts and estimate; with the spec it is the identity of this demand."""
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        return self.spec.categories or self.facts.categories

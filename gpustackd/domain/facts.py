@@ -1,0 +1,59 @@
+"""What is known of a model's files: sizes and configuration, read once per (source, revision)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class HyperParameters:
+    """Dimensions of a language-model-like network (estimate spec section 7); None = not stated."""
+
+    architectures: tuple[str, ...] = ()
+    is_multimodal: bool = False
+    vision_config: Mapping[str, Any] | None = None
+    vision_heads: int | None = None
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    vocab_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int = 1
+    head_dim: int | None = None
+    n_group: int | None = None
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_rope_head_dim: int | None = None
+    qk_nope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    sliding_window: int | None = None
+    quantize: str | None = None
+    quantization_config: Mapping[str, Any] | None = None
+    moe_intermediate_size: int | None = None
+    moe_num_experts: int | None = None
+    moe_num_shared_experts: int | None = None
+    torch_dtype: str = "bfloat16"
+    max_sequence_length: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts of one model. `weight_bytes` is the size on disk of the one format that the engine loads;
+    None means that it is not known (`unknown_because` says why), never 0 in its place."""
+
+    weight_bytes: int | None
+    unknown_because: str = ""
+    lora_bytes: int = 0
+    draft_bytes: int = 0
+    config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    hyper: HyperParameters | None = None
+    categories: tuple[str, ...] = ()
+    """Categories in effect: those of the model, else the detected ones."""
+    meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    is_diffusers: bool = False
+    gguf: Any = None
+    """Header facts of a GGUF file where the source is one."""
+    digest: str = ""
+    """Changes whenever anything above changes; part of the key of kept results."""
