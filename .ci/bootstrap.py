@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import html.parser
+import json
 import os
 import pathlib
 import re
@@ -44,19 +45,24 @@ def say(text):
 
 
 def wanted_stamp():
-    digest = hashlib.sha256()
-    for part in (LOCK, ROOT / "pyproject.toml", pathlib.Path(__file__)):
-        digest.update(part.read_bytes() + b"\0")
+    """Two lines: the interpreter and the place, and what is installed there."""
+    import tomllib  # an older Python is told so in main()
+
     # entry points carry absolute paths: a moved checkout needs a new environment
-    digest.update("{}\0{}\0{}".format(ROOT, os.path.realpath(sys.executable), sys.version).encode())
-    return digest.hexdigest()
+    where = "{} {} {}".format(ROOT, os.path.realpath(sys.executable), sys.version)
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    # the settings of the linters in there change nothing that is installed
+    shape = json.dumps([project["build-system"], project["project"], project["tool"]["hatch"]], sort_keys=True)
+    what = LOCK.read_bytes() + shape.encode() + pathlib.Path(__file__).read_bytes()
+    return "{}\n{}\n".format(hashlib.sha256(where.encode()).hexdigest(), hashlib.sha256(what).hexdigest())
 
 
-def in_step(stamp):
+def present_stamp():
     try:
-        return STAMP.read_text() == stamp and os.access(str(PYTHON), os.X_OK)
+        return STAMP.read_text() if os.access(str(PYTHON), os.X_OK) else ""
     except OSError:
-        return False
+        return ""
 
 
 @contextlib.contextmanager
@@ -109,7 +115,10 @@ def run(command, label, env=None, expect=0):
 
 
 def make_venv():
-    """An environment without pip: venv alone needs no ensurepip."""
+    """An environment without pip: venv alone needs no ensurepip. One that fits is kept and brought up to date."""
+    if present_stamp().split("\n")[0] == wanted_stamp().split("\n")[0]:
+        STAMP.write_text(wanted_stamp().split("\n")[0])  # until it is done, it is in step with nothing
+        return
     if VENV.is_symlink() or VENV.exists():
         shutil.rmtree(str(VENV)) if VENV.is_dir() and not VENV.is_symlink() else VENV.unlink()
     try:
@@ -263,7 +272,8 @@ def fetch_pip(scratch):
 def set_up():
     started = time.monotonic()
     uv = shutil.which("uv")
-    say("making .venv with {} and Python {}.{}.{}".format("uv" if uv else "pip", *sys.version_info[:3]))
+    verb = "updating" if present_stamp() else "making"
+    say("{} .venv with {} and Python {}.{}.{}".format(verb, "uv" if uv else "pip", *sys.version_info[:3]))
     make_venv()
     if uv:
         try:
@@ -281,13 +291,12 @@ def set_up():
 def main():
     if sys.version_info < (3, 11):
         raise Failure("Python 3.11 or newer is needed, this is {}.{}".format(*sys.version_info[:2]))
-    stamp = wanted_stamp()
-    if in_step(stamp):
+    if present_stamp() == wanted_stamp():
         return
     if not os.access(str(ROOT), os.W_OK):
         raise Failure("{} cannot be written to by this user; clone it to a folder of your own".format(ROOT))
     with one_at_a_time():
-        if not in_step(stamp):
+        if present_stamp() != wanted_stamp():
             set_up()
 
 
