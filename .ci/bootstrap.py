@@ -1,8 +1,8 @@
 """The project's environment, made from nothing but Python and a package index: `python3 .ci/bootstrap.py`.
 
 Uses uv where it is on PATH and pip otherwise; where Python brings no pip (a bare Debian has no ensurepip),
-fetches pip's wheel from the configured index, checks its hash and runs that. The environment is stamped with a
-hash of all that it was made from, so that a second run costs nothing. Standard library only.
+fetches pip's wheel from the configured index, checks its hash and runs that. The environment is stamped with
+a hash of all that it was made from, so that a second run costs nothing. Standard library only.
 """
 
 import base64
@@ -31,12 +31,12 @@ STAMP = VENV / ".stamp"
 LOCK = ROOT / "requirements-dev.lock"
 PIP_LOCK = ROOT / ".ci" / "pip.lock"
 EDITABLE = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
-# The public index that pip itself falls back to. Registries' addresses are kept out of the repository, so that
-# it can be searched for them; whoever has a mirror sets PIP_INDEX_URL or pip.conf.
-PUBLIC_INDEX = "https://{}/simple".format(".".join(("pypi", "org")))
+# The public index that pip itself falls back to. No registry's address stands in this repository: whoever
+# has a mirror sets PIP_INDEX_URL or pip.conf, and this is the last resort.
+PUBLIC_INDEX = "https://{}/simple".format(".".join(("pypi", "org")))  # noqa: FLY002
 
 
-class Failure(Exception):
+class Failure(Exception):  # noqa: N818
     """The environment cannot be made; the message says what to do."""
 
 
@@ -49,13 +49,15 @@ def wanted_stamp():
     import tomllib  # an older Python is told so in main()
 
     # entry points carry absolute paths: a moved checkout needs a new environment
-    where = "{} {} {}".format(ROOT, os.path.realpath(sys.executable), sys.version)
+    where = f"{ROOT} {os.path.realpath(sys.executable)} {sys.version}"
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)
     # the settings of the linters in there change nothing that is installed
-    shape = json.dumps([project["build-system"], project["project"], project["tool"]["hatch"]], sort_keys=True)
+    shape = json.dumps(
+        [project["build-system"], project["project"], project["tool"]["hatch"]], sort_keys=True
+    )
     what = LOCK.read_bytes() + shape.encode() + pathlib.Path(__file__).read_bytes()
-    return "{}\n{}\n".format(hashlib.sha256(where.encode()).hexdigest(), hashlib.sha256(what).hexdigest())
+    return f"{hashlib.sha256(where.encode()).hexdigest()}\n{hashlib.sha256(what).hexdigest()}\n"
 
 
 def present_stamp():
@@ -80,14 +82,19 @@ def one_at_a_time():
 
 
 def packages_in_lock():
-    return len(re.findall(r"^[a-zA-Z0-9][^\s=]*==", LOCK.read_text(), flags=re.M))
+    return len(re.findall(r"^[a-zA-Z0-9][^\s=]*==", LOCK.read_text(), flags=re.MULTILINE))
 
 
 def run(command, label, env=None, expect=0):
     """Run an installer; show how far it is, and all that it said if it fails."""
     said, started, shown = [], time.monotonic(), 0.0
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env, cwd=str(ROOT)
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env=env,
+        cwd=str(ROOT),
     )
     seen = 0
     terminal = sys.stderr.isatty()
@@ -99,12 +106,12 @@ def run(command, label, env=None, expect=0):
         installing = line.startswith("Installing collected")
         if expect and (installing or now - shown > (0.2 if terminal else 10)):
             shown = now
-            step = "installing them" if installing else "{} of {}".format(min(seen, expect), expect)
+            step = "installing them" if installing else f"{min(seen, expect)} of {expect}"
             if terminal:
-                sys.stderr.write("\r\033[Ksetup: {}: {}".format(label, step))
+                sys.stderr.write(f"\r\033[Ksetup: {label}: {step}")
                 sys.stderr.flush()
             else:
-                say("{}: {}".format(label, step))
+                say(f"{label}: {step}")
     code = process.wait()
     if terminal and expect:
         sys.stderr.write("\r\033[K")
@@ -115,7 +122,7 @@ def run(command, label, env=None, expect=0):
 
 
 def make_venv():
-    """An environment without pip: venv alone needs no ensurepip. One that fits is kept and brought up to date."""
+    """An environment without pip (venv alone needs no ensurepip); one that fits is kept and updated."""
     if present_stamp().split("\n")[0] == wanted_stamp().split("\n")[0]:
         STAMP.write_text(wanted_stamp().split("\n")[0])  # until it is done, it is in step with nothing
         return
@@ -124,7 +131,9 @@ def make_venv():
     try:
         import venv
     except ImportError:
-        raise Failure("this Python has no venv module; on Debian: apt install python3-venv (or put uv on PATH)") from None
+        raise Failure(
+            "this Python has no venv module; on Debian: apt install python3-venv (or put uv on PATH)"
+        ) from None
     venv.EnvBuilder(symlinks=True, with_pip=False).create(str(VENV))
 
 
@@ -150,7 +159,12 @@ def with_pip(pip):
     for name in ("PIP_REQUIRE_VIRTUALENV", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PYTHONPATH"):
         env.pop(name, None)
     install = [*pip, "install", "--progress-bar", "off"]
-    run([*install, "--require-hashes", "--requirement", str(LOCK)], "packages (pip)", env, expect=packages_in_lock())
+    run(
+        [*install, "--require-hashes", "--requirement", str(LOCK)],
+        "packages (pip)",
+        env,
+        expect=packages_in_lock(),
+    )
     run([*install, *EDITABLE], "gpustackd", env)
 
 
@@ -163,7 +177,15 @@ def find_pip(scratch):
     say("this Python brings no pip; fetching it")
     wheel = None
     for pip in ([sys.executable, "-m", "pip"], ["pip3"], ["pip"]):
-        download = ["download", "--no-deps", "--require-hashes", "--dest", scratch, "--requirement", str(PIP_LOCK)]
+        download = [
+            "download",
+            "--no-deps",
+            "--require-hashes",
+            "--dest",
+            scratch,
+            "--requirement",
+            str(PIP_LOCK),
+        ]
         try:
             if subprocess.call([*pip, *download], **quiet) == 0:
                 wheel = next(pathlib.Path(scratch).glob("pip-*.whl"))
@@ -181,7 +203,9 @@ def find_pip(scratch):
 
 def pip_files():
     home, xdg = pathlib.Path.home(), os.environ.get("XDG_CONFIG_HOME")
-    yield from (pathlib.Path(d) / "pip" / "pip.conf" for d in os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":"))
+    yield from (
+        pathlib.Path(d) / "pip" / "pip.conf" for d in os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")
+    )
     yield pathlib.Path("/etc/pip.conf")
     yield home / ".pip" / "pip.conf"
     yield (pathlib.Path(xdg) if xdg else home / ".config") / "pip" / "pip.conf"
@@ -228,11 +252,15 @@ def get(url):
     parts = urllib.parse.urlsplit(url)
     headers = {"Accept": "text/html", "User-Agent": "gpustackd-bootstrap"}
     if parts.username:
-        secret = "{}:{}".format(urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or ""))
+        secret = "{}:{}".format(
+            urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
+        )
         headers["Authorization"] = "Basic " + base64.b64encode(secret.encode()).decode()
         url = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     context = ssl.create_default_context(cafile=pip_setting("cert") or None)
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60, context=context) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers=headers), timeout=60, context=context
+    ) as answer:
         return answer.geturl(), answer.read()
 
 
@@ -241,7 +269,7 @@ def fetch_pip(scratch):
     text = PIP_LOCK.read_text()
     version = re.search(r"pip==(\S+)", text).group(1)
     hashes = set(re.findall(r"sha256:([0-9a-f]{64})", text))
-    name = "pip-{}-py3-none-any.whl".format(version)
+    name = f"pip-{version}-py3-none-any.whl"
     index, extras = configured_indexes()
     failures = []
     for base in [index, *extras]:
@@ -249,16 +277,18 @@ def fetch_pip(scratch):
             page, body = get(base.rstrip("/") + "/pip/")
             links = Links()
             links.feed(body.decode(errors="replace"))
-            href = next(link for link in links.found if link.partition("#")[0].endswith("/" + name) or link == name)
+            href = next(
+                link for link in links.found if link.partition("#")[0].endswith("/" + name) or link == name
+            )
             _, data = get(urllib.parse.urldefrag(urllib.parse.urljoin(page, href)).url)
         except StopIteration:
-            failures.append("one index has no {}".format(name))
+            failures.append(f"one index has no {name}")
             continue
         except (OSError, ValueError) as error:
             failures.append(str(error))
             continue
         if hashlib.sha256(data).hexdigest() not in hashes:
-            raise Failure("the index gave a {} whose hash is not the one in .ci/pip.lock".format(name))
+            raise Failure(f"the index gave a {name} whose hash is not the one in .ci/pip.lock")
         wheel = scratch / name
         wheel.write_bytes(data)
         return wheel
@@ -279,22 +309,22 @@ def set_up():
         try:
             with_uv(uv)
         except Failure as failure:
-            say("{}; trying pip".format(failure))
+            say(f"{failure}; trying pip")
             uv = None
     if not uv:
         with tempfile.TemporaryDirectory() as scratch:
             with_pip(find_pip(scratch))
     STAMP.write_text(wanted_stamp())
-    say("ready after {:.0f} s: {} packages in .venv".format(time.monotonic() - started, packages_in_lock()))
+    say(f"ready after {time.monotonic() - started:.0f} s: {packages_in_lock()} packages in .venv")
 
 
 def main():
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036
         raise Failure("Python 3.11 or newer is needed, this is {}.{}".format(*sys.version_info[:2]))
     if present_stamp() == wanted_stamp():
         return
     if not os.access(str(ROOT), os.W_OK):
-        raise Failure("{} cannot be written to by this user; clone it to a folder of your own".format(ROOT))
+        raise Failure(f"{ROOT} cannot be written to by this user; clone it to a folder of your own")
     with one_at_a_time():
         if present_stamp() != wanted_stamp():
             set_up()
