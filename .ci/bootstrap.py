@@ -36,7 +36,7 @@ EDITABLE = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
 PUBLIC_INDEX = "https://{}/simple".format(".".join(("pypi", "org")))  # noqa: FLY002
 
 
-class Failure(Exception):  # noqa: N818
+class Failure(Exception):
     """The environment cannot be made; the message says what to do."""
 
 

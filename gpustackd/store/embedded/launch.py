@@ -1,0 +1,82 @@
+"""Becomes a PostgreSQL program, as the right user and tied to its parent's life: a script, never imported.
+
+`python -I -S launch.py '{"parent": pid, "identity": {…}, "signal": n}' PROGRAM ARGUMENTS…`
+
+A script of its own rather than code between fork and exec: the parent has threads, and whatever they held at
+the fork stays held. Single-threaded as it is, it may also enter a user namespace. Standard library only.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+
+CLONE_NEWUSER = 0x10000000
+PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
+CAP_DAC_OVERRIDE = 1
+CAPABILITY_VERSION_3 = 0x20080522
+REFUSED = 121  # exit status: the namespace is refused on this system
+
+
+def libc_call(name: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def enter_namespace(uid: int, gid: int) -> None:
+    """Be `uid` to ourselves and who we are to every file: no user is made, no mode is changed."""
+    outer_uid, outer_gid = os.geteuid(), os.getegid()
+    libc_call("unshare", CLONE_NEWUSER)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {outer_uid} 1"),
+        ("gid_map", f"{gid} {outer_gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
+            file.write(text)
+
+
+def become(uid: int, gid: int, reach: bool) -> None:
+    """Give up root for another user; with `reach` keep the one right that passes folders closed to others."""
+    if reach:
+        libc_call("prctl", PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if reach:
+        bit = 1 << CAP_DAC_OVERRIDE
+        header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+        sets = (ctypes.c_uint32 * 6)(bit, bit, bit, 0, 0, 0)
+        libc_call("capset", header, sets)
+        libc_call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0, 0)
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    program = sys.argv[2:]
+    identity = order["identity"]
+    if identity["way"] == "namespace":
+        try:
+            enter_namespace(identity["uid"], identity["gid"])
+        except OSError as error:
+            print(f"user namespace: {error}", file=sys.stderr)
+            raise SystemExit(REFUSED) from None
+    elif identity["way"] == "user":
+        become(identity["uid"], identity["gid"], identity["reach"])
+    # Only now: the kernel forgets the wish whenever credentials change.
+    if order["signal"] and sys.platform == "linux":
+        libc_call("prctl", PR_SET_PDEATHSIG, order["signal"], 0, 0, 0)
+        if os.getppid() != order["parent"]:  # it died before we could say so
+            raise SystemExit(1)
+    # Signals that the parent ignores would stay ignored through exec.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    os.umask(0o077)
+    os.execv(program[0], program)  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""One PostgreSQL server: initialised once, started, stopped, restarted, crashed on purpose."""
+
+import atexit
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+from urllib.parse import quote, urlencode
+
+import anyio
+import anyio.to_thread
+
+from gpustackd.store.embedded.binaries import EmbeddedPostgresFailed, find_binaries
+from gpustackd.store.embedded.identity import Identity, choose
+from gpustackd.store.embedded.postmaster import Postmaster, await_predecessor
+
+Setting = str | int | float | bool
+
+USER = "gpustackd"
+SOCKET_PATH_LIMIT = 107
+LONGEST_SOCKET = ".s.PGSQL.65535"
+PREDECESSOR_PATIENCE = 15.0
+# For tests and benchmarks: commits do not wait for the disk. A crash of the machine loses the data.
+QUICK: Mapping[str, Setting] = {"fsync": False, "synchronous_commit": False, "full_page_writes": False}
+
+
+class AlreadyRunning(EmbeddedPostgresFailed):
+    """Another process serves this folder; `pid` is its postmaster if it is known."""
+
+    def __init__(self, folder: Path, pid: int | None) -> None:
+        which = f" (process {pid})" if pid else ""
+        super().__init__(
+            f"a PostgreSQL already runs on {folder}{which}",
+            "stop it, name another folder, or connect to it with GPUSTACKD_DATABASE_URL",
+        )
+        self.pid = pid
+
+
+class EmbeddedPostgres:
+    """A PostgreSQL server whose data live in `folder` and which lives no longer than this process.
+
+    `with EmbeddedPostgres(folder) as server: … server.url()`, `async with` alike, or `start()` and `stop()`.
+    Reached through a socket in a folder that only this user may enter; with `port` (0 picks a free one) also
+    on loopback, by password. Started again on the same folder, it serves the same data.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        settings: Mapping[str, Setting] | None = None,
+        port: int | None = None,
+        bin_dir: Path | str | None = None,
+        timeout: float = 60.0,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        self.folder = Path(folder).absolute()
+        self.data = self.folder / "data"
+        self.log = self.folder / "postgres.log"
+        self.settings = dict(settings or {})
+        self.port = port
+        self.binaries = find_binaries(bin_dir)
+        self.timeout = timeout
+        self._report = report or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._postmaster: Postmaster | None = None
+        self._lock: TextIO | None = None
+        self._short_sockets: Path | None = None
+
+    # --- how to reach it ----------------------------------------------------------------------------------
+
+    @property
+    def sockets(self) -> Path:
+        """The socket's folder: in `folder`, or a private temporary one where that path is too long."""
+        inside = self.folder / "socket"
+        if len(os.fsencode(inside / LONGEST_SOCKET)) < SOCKET_PATH_LIMIT:
+            return inside
+        if self._short_sockets is None:
+            self._short_sockets = Path(tempfile.mkdtemp(prefix="gpustackd-"))
+        return self._short_sockets
+
+    def url(self, database: str = USER) -> str:
+        """A libpq-style URL through the socket. It needs no password: nobody else can get at the socket."""
+        place = urlencode({"host": str(self.sockets), "port": self.port or 5432}, safe="/")
+        return f"postgresql://{USER}@/{quote(database)}?{place}"
+
+    def tcp_url(self, database: str = USER) -> str:
+        """A URL over loopback, with its password; only for a server that was given a port."""
+        if self.port is None:
+            raise EmbeddedPostgresFailed(
+                "this server does not listen on TCP", "give it a port; 0 picks a free one"
+            )
+        return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self.port}/{quote(database)}"
+
+    def psql(self, database: str = USER) -> str:
+        """The command with which a person connects."""
+        return f"{self.binaries.psql or 'psql'} '{self.url(database)}'"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process while it runs."""
+        return self._postmaster.pid if self._postmaster is not None else None
+
+    # --- its life -----------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start it and wait until it takes connections; a new folder is initialised first."""
+        if self.pid is not None:
+            return self
+        self._take_folder()
+        try:
+            identity = choose(self.data, self.binaries.postgres)
+            if pid := await_predecessor(self.data, PREDECESSOR_PATIENCE, self._report):
+                raise AlreadyRunning(self.folder, pid)
+            if not (self.data / "PG_VERSION").exists():
+                self._initialise(identity)
+            self._launch(identity)
+        except BaseException:
+            self.stop(signal.SIGQUIT)
+            raise
+        atexit.register(self.stop)
+        return self
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop it, as a fast shutdown: clients are sent away, data are written, no recovery is needed."""
+        self._halt(how)
+        if self._short_sockets is not None:
+            shutil.rmtree(self._short_sockets, ignore_errors=True)
+            self._short_sockets = None
+
+    def crash(self) -> None:
+        """Stop it at once, nothing written: the next start has to recover."""
+        self._halt(signal.SIGQUIT)
+
+    def restart(self, *, crash: bool = False) -> None:
+        """Stop it and start it again at the same address."""
+        self._halt(signal.SIGQUIT if crash else signal.SIGINT)
+        self.start()
+
+    def _halt(self, how: signal.Signals) -> None:
+        atexit.unregister(self.stop)
+        if self._postmaster is not None:
+            self._postmaster.halt(how)
+            self._postmaster = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await anyio.to_thread.run_sync(self.start)
+        except BaseException:  # cancelled while it started: __aexit__ will not be called
+            self.stop(signal.SIGQUIT)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.stop)
+
+    # --- steps of a start ---------------------------------------------------------------------------------
+
+    def _take_folder(self) -> None:
+        """Make the folder ours alone for as long as we live; the kernel gives it back if we are killed."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise EmbeddedPostgresFailed(f"{self.folder} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise AlreadyRunning(self.folder, await_predecessor(self.data, 0, self._report)) from None
+        self._lock = lock
+
+    def _initialise(self, identity: Identity) -> None:
+        """initdb, in a folder beside the final one: a start that was cut short leaves nothing half made."""
+        self._report(f"initialising PostgreSQL in {self.folder}")
+        draft = self.folder / "data.new"
+        for path in (draft, self.data):  # a data folder without PG_VERSION holds no data
+            shutil.rmtree(path, ignore_errors=True)
+        draft.mkdir(mode=0o700)
+        password = self.folder / "password"
+        with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(24) + "\n")
+        for path in (draft, password):
+            identity.give(path)
+        command = [
+            f"--pgdata={draft}",
+            f"--username={USER}",
+            f"--pwfile={password}",
+            "--encoding=UTF8",
+            "--locale=C",
+        ]
+        # the socket is behind a closed folder, loopback is open to every user of the machine
+        command += ["--auth-local=trust", "--auth-host=scram-sha-256"]
+        if self.settings.get("fsync") in (False, "off"):
+            command.append("--no-sync")
+        self._run(identity, "initdb", *command)
+        self._run(
+            identity, "postgres", "--single", "-D", str(draft), "postgres", said=f"CREATE DATABASE {USER}\n"
+        )
+        draft.rename(self.data)
+
+    def _launch(self, identity: Identity) -> None:
+        self.sockets.mkdir(mode=0o700, exist_ok=True)
+        if self.port == 0:
+            self.port = _free_port()
+        self.log.touch(mode=0o600)
+        for path in (self.sockets, self.log):
+            identity.give(path)
+        settings: dict[str, Setting] = {
+            "port": self.port or 5432,
+            "listen_addresses": "" if self.port is None else "127.0.0.1",
+            "unix_socket_directories": str(self.sockets).replace(",", "\\,"),
+            "unix_socket_permissions": "0700",
+            "logging_collector": False,
+            **self.settings,
+        }
+        arguments = [f"-c{name}={_text(value)}" for name, value in settings.items()]
+        # SIGINT when we die: a fast shutdown, so that even a killed parent leaves clean data
+        command = identity.command(
+            self.binaries.postgres, "-D", str(self.data), *arguments, death_signal=signal.SIGINT
+        )
+        self._postmaster = Postmaster(command, self.log, _environment())
+        self._postmaster.wait_until_ready(self.data, self.timeout, self._report)
+
+    def _run(self, identity: Identity, program: str, *arguments: str, said: str = "") -> None:
+        command = identity.command(self.binaries.folder / program, *arguments, death_signal=signal.SIGINT)
+        result = subprocess.run(
+            command, input=said, capture_output=True, text=True, env=_environment(), check=False
+        )
+        if result.returncode:
+            words = (result.stderr.strip() or result.stdout.strip()).replace("\n", " / ")
+            raise EmbeddedPostgresFailed(f"{program} failed: {words}")
+
+    def _password(self) -> str:
+        return (self.folder / "password").read_text().strip()
+
+
+def _text(value: Setting) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what would lead PostgreSQL's programs elsewhere."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}

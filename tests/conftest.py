@@ -1,0 +1,125 @@
+"""A real PostgreSQL for the tests, and a fresh database for each test that asks for one.
+
+`GPUSTACKD_TEST_DATABASE_URL` names a server on which databases may be created; otherwise an embedded one is
+started, one for each worker of xdist, when the first test asks for it.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from gpustackd.store.embedded import QUICK, EmbeddedPostgres
+
+
+class Server:
+    """A PostgreSQL server and one connection to it for creating and dropping databases."""
+
+    def __init__(self, url: str) -> None:
+        self.maintenance_url = url
+        # unlike those of any other run or worker, on a server that is not ours alone
+        self._prefix = f"gpustackd_test_{os.getpid():x}_{os.urandom(3).hex()}"
+        self._numbers = count(1)
+        self._runner = asyncio.Runner()
+        self._connection: Any = None
+        self._template: str | None = None
+
+    def url(self, database: str) -> str:
+        """The server's URL with another database."""
+        return urlunsplit(urlsplit(self.maintenance_url)._replace(path=f"/{quote(database)}"))
+
+    def execute(self, statement: str) -> None:
+        """Run a statement outside any transaction, as CREATE DATABASE needs it."""
+        self._runner.run(self._execute(statement))
+
+    async def _execute(self, statement: str) -> None:
+        if self._connection is None or self._connection.is_closed():  # a test may have restarted the server
+            self._connection = await asyncpg.connect(self.maintenance_url)
+        await self._connection.execute(statement)
+
+    def create(self, template: str = "template1") -> str:
+        """The name of a fresh database."""
+        name = f"{self._prefix}_{next(self._numbers)}"
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return name
+
+    def drop(self, name: str) -> None:
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def migrated_template(self, migrate: Callable[[str], None]) -> str:
+        """A database with the schema at head, migrated once and then only copied."""
+        if self._template is None:
+            name = self.create()
+            migrate(self.url(name))
+            self._template = name
+        return self._template
+
+    def close(self) -> None:
+        if self._template is not None:
+            self.drop(self._template)
+        if self._connection is not None:
+            self._runner.run(self._connection.close())
+        self._runner.close()
+
+
+@contextmanager
+def serving(url: str) -> Iterator[Server]:
+    server = Server(url)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def fresh_database(server: Server, template: str = "template1") -> Iterator[str]:
+    name = server.create(template)
+    try:
+        yield server.url(name)
+    finally:
+        server.drop(name)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """The running PostgreSQL of this test run; `.url(database)`, `.create()`, `.drop(name)`."""
+    if url := os.environ.get("GPUSTACKD_TEST_DATABASE_URL"):
+        with serving(url) as server:
+            yield server
+        return
+    # not pytest's own temporary folder: its paths are too long for a socket
+    with (
+        tempfile.TemporaryDirectory(prefix="gpustackd-test-") as folder,
+        EmbeddedPostgres(folder, settings={**QUICK, "max_connections": 200, "autovacuum": False}) as postgres,
+        serving(postgres.url("postgres")) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def empty_database(postgres_server: Server) -> Iterator[str]:
+    """The URL of a database without anything in it, dropped after the test."""
+    with fresh_database(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture
+def database(postgres_server: Server) -> Iterator[str]:
+    """The URL of a database with the schema at head, dropped after the test."""
+    from gpustackd.store.migrate import upgrade
+
+    with fresh_database(postgres_server, postgres_server.migrated_template(upgrade)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Async tests, marked `@pytest.mark.anyio`, run on asyncio: asyncpg knows nothing else."""
+    return "asyncio"
