@@ -1,0 +1,18 @@
+"""Example fleet and models, and the writer of model directories that need no disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def folder() -> Path:
+    """Where `fleet.yaml` and `models.yaml` lie: in the checkout, or inside an installed package.
+
+    Raise FileNotFoundError where neither is there.
+    """
+    for place in (_PACKAGE.parent / "deploy" / "examples", _PACKAGE / "_examples"):
+        if (place / "fleet.yaml").is_file() and (place / "models.yaml").is_file():
+            return place
+    raise FileNotFoundError("the example fleet and models are not part of this installation")
