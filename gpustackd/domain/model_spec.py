@@ -87,7 +87,7 @@ class ModelSpec:
     backend_parameters: tuple[str, ...] = field(compare=False, default=())
     image_name: str | None = field(compare=False, default=None)
     run_command: str | None = field(compare=False, default=None)
-    env: Mapping[str, str] = field(compare=False, default=MappingProxyType({}))
+    env: Mapping[str, str] = field(compare=False, default_factory=lambda: MappingProxyType({}))
     placement_strategy: Strategy | None = field(compare=False, default=None)
     cpu_offloading: bool | None = field(compare=False, default=None)
     distributed_inference_across_workers: bool | None = field(compare=False, default=None)

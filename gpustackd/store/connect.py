@@ -1,0 +1,71 @@
+"""One way to open a connection: named, with time-outs, and with errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+import asyncpg
+
+from gpustackd.errors import DatabaseUnavailable
+from gpustackd.redaction import mask_url
+
+CONNECT_TIMEOUT = 10.0
+
+UNREACHABLE = (
+    OSError,
+    ssl.SSLError,
+    asyncio.TimeoutError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
+"""Errors that mean "the server is not there for us now", as opposed to "this statement is wrong"."""
+
+
+async def connect(
+    url: str,
+    *,
+    application_name: str = "gpustackd",
+    lock_timeout: str | None = None,
+    statement_timeout: str | None = None,
+    **more: Any,
+) -> asyncpg.Connection:
+    """Open one connection from a libpq-style URL (or the PG* variables where it is empty).
+
+    Raises DatabaseUnavailable. TCP keepalive is on, so that a silently dead peer is found.
+    """
+    settings = {
+        "application_name": application_name,
+        "idle_in_transaction_session_timeout": "15s",
+        "tcp_keepalives_idle": "10",
+        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_count": "3",
+    }
+    if lock_timeout:
+        settings["lock_timeout"] = lock_timeout
+    if statement_timeout:
+        settings["statement_timeout"] = statement_timeout
+    try:
+        return await asyncpg.connect(
+            dsn=url or None, timeout=CONNECT_TIMEOUT, server_settings=settings, **more
+        )
+    except (*UNREACHABLE, asyncpg.InvalidAuthorizationSpecificationError) as error:
+        raise unavailable(url, error) from error
+
+
+def unavailable(url: str, error: BaseException) -> DatabaseUnavailable:
+    """What people are told when the server cannot be used."""
+    said = str(error).strip() or type(error).__name__
+    return DatabaseUnavailable(
+        f"database not reachable at {mask_url(url) if url else 'the PG* variables'}: {said}",
+        "check GPUSTACKD_DATABASE_URL and that PostgreSQL runs and lets this user in",
+    )

@@ -1,0 +1,146 @@
+-- Capacity lives on the row that it guards: workers and gpu_devices keep what they offer beside what is
+-- booked on them, and a CHECK compares the two whatever the code does.
+
+CREATE FUNCTION gpustackd_notify(payload text) RETURNS void
+    LANGUAGE sql AS $$
+SELECT pg_notify('gpustackd_' || current_schema(), payload)
+$$;
+
+-- The transaction that last changed a row: a replica reads rows changed since the oldest transaction that
+-- was still open at its previous look.
+CREATE FUNCTION gpustackd_xid() RETURNS bigint
+    LANGUAGE sql AS $$
+SELECT pg_current_xact_id()::text::bigint
+$$;
+
+CREATE FUNCTION gpustackd_worker_capacity() RETURNS trigger
+    LANGUAGE plpgsql AS $$
+DECLARE
+    shrank boolean := false;
+BEGIN
+    NEW.ram_capacity := greatest(
+        NEW.ram_total - NEW.ram_reserved - CASE WHEN NEW.unified_memory THEN NEW.vram_reserved ELSE 0 END, 0);
+    IF NEW.ram_total IS NULL THEN
+        NEW.ram_capacity := NULL;  -- greatest() passes over a NULL
+    END IF;
+    IF TG_OP = 'INSERT' THEN
+        NEW.ram_allocated := 0;
+        NEW.version := 0;
+    ELSE
+        IF NEW.unified_memory <> OLD.unified_memory THEN
+            -- One pool from now on (or no more): the GPUs first, so that no booking is in flight.
+            PERFORM 1 FROM gpu_devices WHERE worker_id = NEW.id ORDER BY id FOR NO KEY UPDATE;
+            SELECT coalesce(sum(ram), 0) + CASE WHEN NEW.unified_memory THEN coalesce(sum(vram), 0) ELSE 0 END
+              INTO NEW.ram_allocated FROM instance_claims WHERE worker_id = NEW.id;
+            shrank := true;
+        END IF;
+        shrank := shrank OR NEW.ram_capacity IS NULL OR NEW.ram_capacity < OLD.ram_capacity;
+        NEW.version := OLD.version + 1;
+    END IF;
+    IF NEW.ram_allocated = 0 OR NEW.ram_allocated <= NEW.ram_capacity THEN
+        NEW.over_committed := false;
+    ELSIF shrank THEN
+        NEW.over_committed := true;  -- shrinking never blocks; the mark keeps new bookings away
+    END IF;
+    NEW.changed_in := gpustackd_xid();
+    NEW.updated_at := now();
+    RETURN NEW;
+END
+$$;
+
+CREATE TRIGGER workers_capacity_insert BEFORE INSERT ON workers
+    FOR EACH ROW EXECUTE FUNCTION gpustackd_worker_capacity();
+
+-- Never on a heartbeat: only on what a decision looks at.
+CREATE TRIGGER workers_capacity_update BEFORE UPDATE ON workers
+    FOR EACH ROW
+    WHEN (OLD.over_committed
+          OR (OLD.name, OLD.cluster_id, OLD.state, OLD.labels, OLD.ram_total, OLD.ram_reserved,
+              OLD.vram_reserved, OLD.unified_memory, OLD.cpu_arch, OLD.ip, OLD.ifname, OLD.advertise_address,
+              OLD.port, OLD.service_port_range)
+             IS DISTINCT FROM
+             (NEW.name, NEW.cluster_id, NEW.state, NEW.labels, NEW.ram_total, NEW.ram_reserved,
+              NEW.vram_reserved, NEW.unified_memory, NEW.cpu_arch, NEW.ip, NEW.ifname, NEW.advertise_address,
+              NEW.port, NEW.service_port_range))
+    EXECUTE FUNCTION gpustackd_worker_capacity();
+
+CREATE FUNCTION gpustackd_worker_to_gpus() RETURNS trigger
+    LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM gpu_devices WHERE worker_id = NEW.id ORDER BY id FOR NO KEY UPDATE;
+    UPDATE gpu_devices
+       SET worker_ready = NEW.state = 'READY', worker_reserve = NEW.vram_reserved, unified = NEW.unified_memory
+     WHERE worker_id = NEW.id;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER workers_to_gpus AFTER UPDATE ON workers
+    FOR EACH ROW
+    WHEN ((OLD.state = 'READY') <> (NEW.state = 'READY')
+          OR OLD.vram_reserved <> NEW.vram_reserved
+          OR OLD.unified_memory <> NEW.unified_memory)
+    EXECUTE FUNCTION gpustackd_worker_to_gpus();
+
+CREATE FUNCTION gpustackd_gpu_capacity() RETURNS trigger
+    LANGUAGE plpgsql AS $$
+DECLARE
+    host record;
+    shrank boolean := false;
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        -- FOR SHARE: a change of the worker's state must not slip between this look and our commit.
+        SELECT state = 'READY' AS ready, vram_reserved, unified_memory
+          INTO host FROM workers WHERE id = NEW.worker_id FOR SHARE;
+        NEW.worker_ready := coalesce(host.ready, false);
+        NEW.worker_reserve := coalesce(host.vram_reserved, 0);
+        NEW.unified := coalesce(host.unified_memory, false);
+        NEW.vram_allocated := 0;
+        NEW.version := 0;
+    ELSE
+        IF NEW.worker_id <> OLD.worker_id THEN
+            RAISE EXCEPTION 'GPU % belongs to worker % and cannot move to worker %', OLD.id, OLD.worker_id,
+                NEW.worker_id
+                USING ERRCODE = 'check_violation', HINT = 'Delete the row and insert it for the other worker.';
+        END IF;
+        IF (NEW.type <> OLD.type OR NEW.index <> OLD.index)
+           AND EXISTS (SELECT FROM instance_claims
+                       WHERE worker_id = OLD.worker_id AND gpu_device_id = OLD.id) THEN
+            RAISE EXCEPTION 'GPU % (%:%) is in use and cannot become %:%', OLD.id, OLD.type, OLD.index,
+                NEW.type, NEW.index
+                USING ERRCODE = 'check_violation', HINT = 'Delete the row and insert another: its instances are placed anew.';
+        END IF;
+        NEW.version := OLD.version + 1;
+    END IF;
+    NEW.capacity := CASE WHEN NEW.vram_total IS NULL THEN NULL
+                         ELSE greatest(NEW.vram_total - NEW.worker_reserve, 0) END;
+    NEW.open := NEW.worker_ready AND NEW.schedulable;
+    IF TG_OP = 'UPDATE' THEN
+        shrank := NEW.capacity IS NULL OR NEW.capacity < OLD.capacity;
+    END IF;
+    IF NEW.vram_allocated = 0 OR NEW.vram_allocated <= NEW.capacity THEN
+        NEW.over_committed := false;
+    ELSIF shrank THEN
+        NEW.over_committed := true;
+    END IF;
+    NEW.changed_in := gpustackd_xid();
+    NEW.updated_at := now();
+    RETURN NEW;
+END
+$$;
+
+CREATE TRIGGER gpu_devices_capacity_insert BEFORE INSERT ON gpu_devices
+    FOR EACH ROW EXECUTE FUNCTION gpustackd_gpu_capacity();
+
+-- Never on a usage sample, nor on a plain booking.
+CREATE TRIGGER gpu_devices_capacity_update BEFORE UPDATE ON gpu_devices
+    FOR EACH ROW
+    WHEN (OLD.over_committed
+          OR (OLD.worker_id, OLD.index, OLD.type, OLD.vendor, OLD.name, OLD.uuid, OLD.arch_family,
+              OLD.compute_capability, OLD.runtime_version, OLD.vram_total, OLD.links, OLD.network,
+              OLD.schedulable, OLD.worker_ready, OLD.worker_reserve, OLD.unified)
+             IS DISTINCT FROM
+             (NEW.worker_id, NEW.index, NEW.type, NEW.vendor, NEW.name, NEW.uuid, NEW.arch_family,
+              NEW.compute_capability, NEW.runtime_version, NEW.vram_total, NEW.links, NEW.network,
+              NEW.schedulable, NEW.worker_ready, NEW.worker_reserve, NEW.unified))
+    EXECUTE FUNCTION gpustackd_gpu_capacity();
