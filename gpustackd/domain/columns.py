@@ -1,0 +1,131 @@
+"""The arrays of the fleet: workers along one axis, their GPUs in slots along a second.
+
+All sizes are bytes; -1 stands for "unknown" (a NULL in the row).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNKNOWN = -1
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Columns:
+    """Storage that grows by doubling; positions and slots stay where they are."""
+
+    def __init__(self, workers: int, slots: int) -> None:
+        self.types: list[str] = []
+        self._type_code: dict[str, int] = {}
+        self.states: list[str] = []
+        self._state_code: dict[str, int] = {}
+        self._allocate(max(workers, 1), max(slots, 1))
+
+    def _allocate(self, workers: int, slots: int) -> None:
+        self.alive: Bools = np.zeros(workers, np.bool_)
+        self.touched: Ints = np.zeros(workers, np.int64)
+        """Tick of the last change of the worker, its GPUs or who sits on them."""
+        self.worker_id: Ints = np.zeros(workers, np.int64)
+        self.cluster: Ints = np.zeros(workers, np.int64)
+        self.state: NDArray[np.int16] = np.zeros(workers, np.int16)
+        self.ready: Bools = np.zeros(workers, np.bool_)
+        self.unified: Bools = np.zeros(workers, np.bool_)
+        self.worker_over: Bools = np.zeros(workers, np.bool_)
+        self.ram_capacity: Ints = np.full(workers, UNKNOWN, np.int64)
+        self.ram_allocated: Ints = np.zeros(workers, np.int64)
+        self.ram_assumed: Ints = np.zeros(workers, np.int64)
+        self.worker_version: Ints = np.zeros(workers, np.int64)
+        self.occupants: NDArray[np.int32] = np.zeros(workers, np.int32)
+        """GPU slots (or CPU placements) held by instances of any model."""
+        self.spanning: NDArray[np.int32] = np.zeros(workers, np.int32)
+        """Instances with a part here and another part on another worker."""
+        shape = (workers, slots)
+        self.gpu_id: Ints = np.zeros(shape, np.int64)
+        """0 = no GPU in this slot."""
+        self.gpu_index: NDArray[np.int32] = np.full(shape, -1, np.int32)
+        self.gpu_type: NDArray[np.int16] = np.full(shape, -1, np.int16)
+        self.gpu_open: Bools = np.zeros(shape, np.bool_)
+        self.gpu_over: Bools = np.zeros(shape, np.bool_)
+        self.vram_total: Ints = np.full(shape, UNKNOWN, np.int64)
+        self.vram_capacity: Ints = np.full(shape, UNKNOWN, np.int64)
+        self.vram_allocated: Ints = np.zeros(shape, np.int64)
+        self.vram_assumed: Ints = np.zeros(shape, np.int64)
+        self.gpu_version: Ints = np.zeros(shape, np.int64)
+        self.gpu_occupants: NDArray[np.int32] = np.zeros(shape, np.int32)
+
+    _WORKER_COLUMNS = (
+        "alive", "touched", "worker_id", "cluster", "state", "ready", "unified", "worker_over",
+        "ram_capacity", "ram_allocated", "ram_assumed", "worker_version", "occupants", "spanning",
+    )  # fmt: skip
+    _GPU_COLUMNS = (
+        "gpu_id", "gpu_index", "gpu_type", "gpu_open", "gpu_over", "vram_total", "vram_capacity",
+        "vram_allocated", "vram_assumed", "gpu_version", "gpu_occupants",
+    )  # fmt: skip
+    _EMPTY = {  # noqa: RUF012 - read only
+        "ram_capacity": UNKNOWN, "gpu_index": -1, "gpu_type": -1, "vram_total": UNKNOWN,
+        "vram_capacity": UNKNOWN,
+    }  # fmt: skip
+
+    def _grow(self, workers: int, slots: int) -> None:
+        old = {n: getattr(self, n) for n in (*self._WORKER_COLUMNS, *self._GPU_COLUMNS)}
+        self._allocate(workers, slots)
+        for name in self._WORKER_COLUMNS:
+            getattr(self, name)[: len(old[name])] = old[name]
+        for name in self._GPU_COLUMNS:
+            rows, cols = old[name].shape
+            getattr(self, name)[:rows, :cols] = old[name]
+
+    def _clear_worker(self, w: int) -> None:
+        for name in self._WORKER_COLUMNS:
+            getattr(self, name)[w] = self._EMPTY.get(name, 0)
+
+    def _clear_gpu(self, place: tuple[int, int]) -> None:
+        for name in self._GPU_COLUMNS:
+            getattr(self, name)[place] = self._EMPTY.get(name, 0)
+
+    @property
+    def slots(self) -> int:
+        """GPU slots that every worker has room for."""
+        return int(self.gpu_id.shape[1])
+
+    def type_code(self, name: str) -> int:
+        """The small integer that stands for a GPU type in `gpu_type`."""
+        if name not in self._type_code:
+            self._type_code[name] = len(self.types)
+            self.types.append(name)
+        return self._type_code[name]
+
+    def state_code(self, name: str) -> int:
+        """The small integer that stands for a worker state in `state`."""
+        if name not in self._state_code:
+            self._state_code[name] = len(self.states)
+            self.states.append(name)
+        return self._state_code[name]
+
+    # -- what is free ------------------------------------------------------------------------------------
+
+    def free_vram(self, where: Any = slice(None)) -> Ints:
+        """Free bytes per slot of the worker positions `where` (an array or slice); 0 where unknown or
+        over-committed, and on unified memory never more than the one pool has left."""
+        capacity: Ints = self.vram_capacity[where]
+        free: Ints = capacity - self.vram_allocated[where] - self.vram_assumed[where]
+        np.maximum(free, 0, out=free)
+        free[(capacity == UNKNOWN) | self.gpu_over[where]] = 0
+        unified: Bools = self.unified[where]
+        if unified.any():
+            pool = self.free_ram(where)
+            np.minimum(free, pool[:, None], out=free, where=unified[:, None])
+        return free
+
+    def free_ram(self, where: Any = slice(None)) -> Ints:
+        """Free RAM of the worker positions `where` (an array or slice); 0 where unknown or over-committed."""
+        capacity: Ints = self.ram_capacity[where]
+        free: Ints = capacity - self.ram_allocated[where] - self.ram_assumed[where]
+        np.maximum(free, 0, out=free)
+        free[(capacity == UNKNOWN) | self.worker_over[where]] = 0
+        return free

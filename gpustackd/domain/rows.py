@@ -1,0 +1,75 @@
+"""Rows of the fleet as read from the database: workers, GPUs and what instances hold on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker as read from the database (capacity and allocation as stored there)."""
+
+    id: int
+    name: str
+    cluster_id: int | None
+    state: str
+    version: int = 0
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    ram_capacity: int | None = None
+    """RAM total less reserves (on unified memory less the GPU's reserve too); None = unknown."""
+    ram_allocated: int = 0
+    unified_memory: bool = False
+    over_committed: bool = False
+    vram_reserved: int = 0
+    cpu_arch: str | None = None
+    ip: str | None = None
+    advertise_address: str | None = None
+    ifname: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One GPU as read from the database."""
+
+    id: int
+    worker_id: int
+    index: int
+    type: str
+    version: int = 0
+    vram_total: int | None = None
+    capacity: int | None = None
+    """VRAM total less the worker's reserve; None = unknown, and then nothing is placed there."""
+    vram_allocated: int = 0
+    open: bool = True
+    """Worker READY and GPU schedulable."""
+    schedulable: bool = True
+    over_committed: bool = False
+    vendor: str | None = None
+    name: str | None = None
+    uuid: str | None = None
+    arch_family: str | None = None
+    compute_capability: str | None = None
+    runtime_version: str | None = None
+    vram_used: int | None = None
+    links: Mapping[str, Any] | None = None
+    network: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """One ledger row: what an instance holds on a GPU (`gpu_id` set) or in a worker's RAM."""
+
+    instance_id: int
+    model_id: int
+    worker_id: int
+    gpu_id: int | None
+    vram: int
+    ram: int
+    part: str = "main"
+    occupies: bool = True
+    """False for the RAM row of a part that holds GPUs too: that part is counted by its GPU rows."""
+    backend: str = ""
+    """Engine of the instance where known; empty counts as any."""
