@@ -41,7 +41,7 @@ types: setup
 	@echo "== types"; $(BIN)/mypy
 
 layers: setup
-	@echo "== layers"; $(BIN)/lint-imports
+	@echo "== layers"; $(BIN)/lint-imports --no-logo
 
 schema: setup
 	@echo "== schema"; $(BIN)/python .ci/schema.py
