@@ -1,0 +1,187 @@
+"""The kinds of documents that `gpustackd apply` takes, and the fields of each (contract section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpustackd.domain.lifecycle import State, WorkerState
+from gpustackd.domain.model_spec import Source, Strategy
+from gpustackd.store import fields as f
+from gpustackd.store.fields import Check
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of document.
+
+    `references` are fields that hold another row's name: field -> (column, kind referred to). `identity`
+    are the columns, references resolved, by which a document finds its row.
+    """
+
+    name: str
+    table: str
+    fields: Mapping[str, Check]
+    references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    identity: tuple[str, ...] = ("name",)
+    required: tuple[str, ...] = ("name",)
+
+
+GPU = Kind(
+    "GPU",
+    "gpu_devices",
+    {
+        "index": f.count,
+        "type": f.name,
+        "vendor": f.text,
+        "name": f.text,
+        "uuid": f.text,
+        "arch_family": f.text,
+        "compute_capability": f.text,
+        "runtime_version": f.text,
+        "vram_total": f.size,
+        "vram_used": f.size,
+        "vram_used_at": f.moment,
+        "links": f.mapping,
+        "network": f.mapping,
+        "schedulable": f.flag,
+    },
+    identity=("worker_id", "type", "index"),
+    required=("type", "index"),
+)
+"""An entry of a Worker's `gpus`; no document of its own."""
+
+PLACEMENT: Mapping[str, Check] = {
+    "worker_id": f.count,
+    "gpu_type": f.name,
+    "gpu_indexes": f.indexes,
+    "gpu_addresses": f.texts,
+    "computed_resource_claim": f.mapping,
+    "distributed_servers": f.mapping,
+}
+"""Fields of a ModelInstance that place it; with them it is adopted (see `adoption`)."""
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        # In the order in which they are written: what is referred to comes first.
+        Kind("Cluster", "clusters", {"name": f.name, "topology": f.mapping, "devices": f.data}),
+        Kind(
+            "InferenceBackend",
+            "inference_backends",
+            {"name": f.name, "owner": f.text, "versions": f.mapping},
+            identity=("name", "owner"),
+        ),
+        Kind(
+            "InstanceType",
+            "instance_types",
+            {"name": f.name, "cluster_id": f.count, "detail": f.data},
+            references={"cluster": ("cluster_id", "Cluster")},
+            identity=("name", "cluster_id"),
+        ),
+        Kind(
+            "Worker",
+            "workers",
+            {
+                "name": f.name,
+                "cluster_id": f.count,
+                "state": f.one_of(list(WorkerState)),
+                "state_message": f.text,
+                "hostname": f.text,
+                "ip": f.text,
+                "ifname": f.text,
+                "advertise_address": f.text,
+                "port": f.port,
+                "labels": f.labels,
+                "ram_total": f.size,
+                "ram_reserved": f.size,
+                "vram_reserved": f.size,
+                "unified_memory": f.flag,
+                "cpu_arch": f.text,
+                "service_port_range": f.text,
+                "heartbeat_at": f.moment,
+            },
+            references={"cluster": ("cluster_id", "Cluster")},
+        ),
+        Kind(
+            "Model",
+            "models",
+            {
+                "name": f.name,
+                "owner": f.text,
+                "cluster_id": f.count,
+                "source": f.one_of(list(Source)),
+                "huggingface_repo_id": f.text,
+                "huggingface_filename": f.text,
+                "model_scope_model_id": f.text,
+                "model_scope_file_path": f.text,
+                "local_path": f.text,
+                "revision": f.text,
+                "replicas": f.count,
+                "categories": f.texts,
+                "meta": f.mapping,
+                "backend": f.text,
+                "backend_version": f.text,
+                "backend_parameters": f.texts,
+                "image_name": f.text,
+                "run_command": f.text,
+                "env": f.labels,
+                "placement_strategy": f.one_of(list(Strategy)),
+                "cpu_offloading": f.flag,
+                "distributable": f.flag,
+                "distributed_inference_across_workers": f.flag,
+                "worker_selector": f.mapping,
+                "gpu_selector": f.mapping,
+                "gpu_type_selector": f.mapping,
+                "speculative_config": f.mapping,
+                "extended_kv_cache": f.mapping,
+                "lora_list": f.array,
+                "roles": f.array,
+                "disaggregation": f.mapping,
+                "gather": f.data,
+                "scaling_schedule": f.mapping,
+                "restart_on_error": f.flag,
+                "priority": f.whole,
+                "preemption": f.one_of(["PreemptLowerPriority", "Never"]),
+            },
+            references={"cluster": ("cluster_id", "Cluster")},
+        ),
+        Kind(
+            "ModelFile",
+            "model_files",
+            {
+                "worker_id": f.count,
+                "source_index": f.name,
+                "resolved_path": f.text,
+                "size": f.size,
+                "state": f.one_of(["READY", "DOWNLOADING", "ERROR"]),
+            },
+            # the key of a model's files is a hash: naming the model stands for it
+            references={"worker": ("worker_id", "Worker"), "model": ("source_index", "Model")},
+            identity=("worker_id", "source_index"),
+            required=("worker_id", "source_index"),
+        ),
+        Kind(
+            "ModelInstance",
+            "model_instances",
+            {
+                "name": f.name,
+                "model_id": f.count,
+                "state": f.one_of(list(State)),
+                "state_message": f.text,
+                "priority": f.whole,
+                "role": f.text,
+                "group_id": f.text,
+                "group_size": f.count,
+                "draining_since": f.moment,
+                "restart_count": f.count,
+                "last_restart_time": f.moment,
+                "named_ports": f.data,
+                **PLACEMENT,
+            },
+            references={"model": ("model_id", "Model"), "worker": ("worker_id", "Worker")},
+            required=("name", "model_id"),
+        ),
+    )
+}
+ORDER = {name: n for n, name in enumerate(KINDS)}
