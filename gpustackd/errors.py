@@ -29,6 +29,10 @@ class DatabaseUnavailable(GpustackdError):
     exit_code = 3
 
 
+class Contended(GpustackdError):
+    """The database made us yield (lock or statement time-out, deadlock): nothing was written; try again."""
+
+
 class WrongRevision(GpustackdError):
     """The schema is older or newer than this build, or absent (exit code 3)."""
 

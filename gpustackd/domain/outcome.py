@@ -74,6 +74,9 @@ class Part:
     total_gpus: int | None = None
     """GPUs of that type on the worker that were considered (subordinates of distributed placements)."""
     gpu_addresses: tuple[str, ...] = ()
+    worker_ip: str | None = None
+    worker_advertise_address: str | None = None
+    worker_ifname: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

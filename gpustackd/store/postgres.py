@@ -1,0 +1,331 @@
+"""The store over PostgreSQL: every statement of the daemon's loops, through one bounded pool."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import anyio
+import asyncpg
+
+from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
+from gpustackd.domain.model_spec import model_spec
+from gpustackd.errors import BadRow, Contended, DatabaseUnavailable
+from gpustackd.ports import (
+    Claim,
+    CommitResult,
+    FleetChanges,
+    Health,
+    ModelRecord,
+    Proposal,
+    Refusal,
+    Waiting,
+)
+from gpustackd.store import ledger
+from gpustackd.store.connect import CONNECT_TIMEOUT, UNREACHABLE, connect, unavailable
+
+_CONTENDED = (
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)
+_NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.UndefinedColumnError)
+
+_WORKERS = """
+SELECT m.mark, w.id, w.name, w.cluster_id, w.state, w.version, w.labels, w.ram_capacity, w.ram_allocated,
+       w.unified_memory, w.over_committed, w.vram_reserved, w.cpu_arch, w.ip, w.advertise_address, w.ifname
+  FROM (SELECT pg_current_snapshot()::text AS mark) m LEFT JOIN workers w ON {where}"""
+_GPUS = """
+SELECT g.id, g.worker_id, g.index, g.type, g.version, g.vram_total, g.capacity, g.vram_allocated, g.open,
+       g.schedulable, g.over_committed, g.vendor, g.name, g.uuid, g.arch_family, g.compute_capability,
+       g.runtime_version, g.vram_used, g.links, g.network
+  FROM gpu_devices g WHERE {where}"""
+# Exactly the rows whose last change was not visible in the snapshot `$1`; the index takes the range.
+_SINCE = (
+    "{0}.changed_in >= pg_snapshot_xmin($1::text::pg_snapshot)::text::bigint"
+    " AND NOT pg_visible_in_snapshot({0}.changed_in::text::xid8, $1::text::pg_snapshot)"
+)
+
+_WAITING = """
+SELECT i.id, i.name, i.model_id, i.placement_epoch, i.attempts, coalesce(i.priority, m.priority) AS priority,
+       i.created_at,
+       coalesce(extract(epoch FROM i.next_attempt_at - clock_timestamp()), 0)::double precision AS due_in,
+       CASE WHEN jsonb_typeof(i.reasons) = 'array' THEN
+            (SELECT string_agg((r.value ->> 'filter') || ':' || (r.value ->> 'code'), ';' ORDER BY r.ordinality)
+               FROM jsonb_array_elements(i.reasons) WITH ORDINALITY r) END AS signature
+  FROM model_instances i JOIN models m ON m.id = i.model_id
+ WHERE i.state = 'PENDING' {where}
+ ORDER BY priority DESC, i.created_at, i.id LIMIT $1"""
+
+
+class PostgresStore:
+    """`ports.Store` over asyncpg. Open with `async with await PostgresStore.open(url, size)`."""
+
+    def __init__(self, pool: asyncpg.Pool, committing: asyncpg.Pool, url: str) -> None:
+        self._pool = pool
+        self._committing = committing
+        self._url = url
+
+    @classmethod
+    async def open(cls, url: str, size: int = 5, *, pooled: bool = False, replica: str = "") -> PostgresStore:
+        """Connect; `pooled` = an external pooler stands in between (no prepared statements kept).
+
+        Raises DatabaseUnavailable.
+        """
+        name = f"gpustackd {replica}".strip()[:63]
+
+        async def make(*_: Any, **more: Any) -> asyncpg.Connection:
+            return await connect(url, application_name=name, **more)
+
+        async def pool(connections: int, prepare: Any) -> asyncpg.Pool:
+            return await asyncpg.create_pool(
+                min_size=0,
+                max_size=connections,
+                connect=make,
+                init=prepare,
+                max_inactive_connection_lifetime=300,
+                **({"statement_cache_size": 0} if pooled else {}),
+            )
+
+        try:
+            return cls(await pool(max(size - 1, 1), _prepare), await pool(1, _prepare_commits), url)
+        except UNREACHABLE as error:
+            raise unavailable(url, error) from error
+
+    async def close(self) -> None:
+        """Give running statements a moment, then cut the connections."""
+        for pool in (self._pool, self._committing):
+            with anyio.move_on_after(2, shield=True) as scope:
+                await pool.close()
+            if scope.cancelled_caught:
+                pool.terminate()
+
+    async def drop_connections(self) -> None:
+        """Replace every connection at its next use (after the server was gone)."""
+        await self._pool.expire_connections()
+        await self._committing.expire_connections()
+
+    @asynccontextmanager
+    async def connection(self, *, committing: bool = False) -> AsyncIterator[Any]:
+        """A connection of the pool, with errors turned into ours."""
+        pool = self._committing if committing else self._pool
+        try:
+            async with pool.acquire(timeout=CONNECT_TIMEOUT) as connection:
+                yield connection
+        except _CONTENDED as error:
+            raise Contended(f"the database made us yield: {error}") from error
+        except _NO_SCHEMA as error:
+            raise DatabaseUnavailable(
+                f"the schema is missing or wrong: {error}", "run `gpustackd migrate`"
+            ) from error
+        except UNREACHABLE as error:
+            raise unavailable(self._url, error) from error
+
+    async def _fetch(self, sql: str, *arguments: Any) -> list[Any]:
+        async with self.connection() as connection:
+            found: list[Any] = await connection.fetch(sql, *arguments)
+            return found
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    async def fleet_changes(self, since: str | None) -> FleetChanges:
+        where = "true" if since is None else _SINCE
+        arguments = () if since is None else (since,)
+        async with self.connection() as connection:
+            # The mark is taken with the first look; whatever the second sees beyond it comes again.
+            workers = await connection.fetch(_WORKERS.format(where=where.format("w")), *arguments)
+            gpus = await connection.fetch(_GPUS.format(where=where.format("g")), *arguments)
+        return FleetChanges(
+            mark=workers[0]["mark"],
+            workers=[_worker(r) for r in workers if r["id"] is not None],
+            gpus=[GpuRow(*r) for r in gpus],
+            complete=since is None,
+        )
+
+    async def bookings(self, worker_ids: Sequence[int] | None) -> Sequence[Booking]:
+        where = "" if worker_ids is None else "WHERE c.worker_id = ANY ($1)"
+        rows = await self._fetch(
+            "SELECT c.instance_id, i.model_id, c.worker_id, c.gpu_device_id, c.vram, c.ram, c.part"
+            f" FROM instance_claims c JOIN model_instances i ON i.id = c.instance_id {where}",
+            *(() if worker_ids is None else (list(worker_ids),)),
+        )
+        on_gpus = {(r["instance_id"], r["worker_id"]) for r in rows if r["gpu_device_id"] is not None}
+        return [_booking(r, on_gpus) for r in rows]
+
+    async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[Waiting]:
+        where = "" if ids is None else "AND i.id = ANY ($2)"
+        rows = await self._fetch(_WAITING.format(where=where), limit, *(() if ids is None else (list(ids),)))
+        return [Waiting(*r) for r in rows]
+
+    async def models(self, ids: Sequence[int]) -> Sequence[ModelRecord]:
+        rows = await self._fetch("SELECT * FROM models WHERE id = ANY ($1)", list(ids))
+        return [_model(r) for r in rows]
+
+    async def ready_files(self) -> Mapping[str, Mapping[int, int]]:
+        rows = await self._fetch(
+            "SELECT worker_id, source_index, resolved_path, size FROM model_files WHERE state = 'READY'"
+        )
+        found: dict[str, dict[int, int]] = {}
+        for r in rows:
+            found.setdefault(r["source_index"], {})[r["worker_id"]] = r["size"] or 0
+            if r["resolved_path"]:
+                found.setdefault(f"path:{r['resolved_path']}", {})[r["worker_id"]] = r["size"] or 0
+        return found
+
+    async def health(self) -> Health:
+        async with self.connection() as connection:
+            row = await connection.fetchrow(
+                "SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off'"
+                " AS writable, current_setting('server_version') AS version,"
+                " to_regclass('alembic_version') IS NOT NULL AS there"
+            )
+            revision = (
+                await connection.fetchval("SELECT version_num FROM alembic_version") if row["there"] else None
+            )
+        return Health(row["writable"], revision, row["version"])
+
+    # -- the protocol -----------------------------------------------------------------------------------
+
+    async def claim(self, owner: UUID, wanted: Sequence[tuple[int, int]], lease: float) -> Sequence[Claim]:
+        rows = await self._fetch(
+            "SELECT * FROM gpustackd_claim($1, $2, $3, $4)",
+            owner,
+            [w[0] for w in wanted],
+            [w[1] for w in wanted],
+            float(lease),
+        )
+        return [
+            Claim(r["id"], r["name"], r["model_id"], r["epoch"], r["attempts"], 0, r["waited"]) for r in rows
+        ]
+
+    async def renew(self, owner: UUID, ids: Sequence[int], lease: float) -> set[int]:
+        rows = await self._fetch("SELECT gpustackd_renew($1, $2, $3) AS id", owner, list(ids), float(lease))
+        return {r["id"] for r in rows}
+
+    async def commit(self, owner: UUID, replica: str, batch: Sequence[Proposal]) -> Sequence[CommitResult]:
+        """As the port says. Where the database makes us yield, the batch is tried again in halves."""
+        batch = sorted(batch, key=lambda p: p.claim.id)
+        for attempt in range(4):
+            try:
+                arguments = ledger.commit_arguments(owner, replica, batch)
+                async with self.connection(committing=True) as connection:
+                    rows = await connection.fetch(ledger.COMMIT_SQL, *arguments)
+                return ledger.results(batch, rows)
+            except Contended:
+                if attempt == 3:
+                    raise
+                # Spread the tries of several replicas that met on one row.
+                await anyio.sleep(random.uniform(0.005, 0.05) * 2**attempt)
+                if len(batch) > 1:
+                    middle = len(batch) // 2
+                    first = await self.commit(owner, replica, batch[:middle])
+                    return [*first, *await self.commit(owner, replica, batch[middle:])]
+        raise AssertionError("unreachable")
+
+    async def refuse(self, owner: UUID, replica: str, batch: Sequence[Refusal]) -> set[int]:
+        batch = sorted(batch, key=lambda r: r.claim.id)
+        rows = await self._fetch(
+            "SELECT gpustackd_refuse($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS id",
+            owner,
+            replica,
+            [r.claim.id for r in batch],
+            [r.claim.epoch for r in batch],
+            ["ERROR" if r.to_error else "PENDING" for r in batch],
+            [r.outcome.message for r in batch],
+            [ledger.as_json([x.as_json() for x in r.outcome.reasons]) for r in batch],
+            [r.retry_in for r in batch],
+            [r.record for r in batch],
+            [r.claim.attempts for r in batch],
+            [ledger.as_json([s.as_json() for s in r.outcome.pool]) for r in batch],
+            [r.duration_ms for r in batch],
+        )
+        return {r["id"] for r in rows}
+
+    async def hand_back(self, owner: UUID) -> Sequence[int]:
+        return [r["id"] for r in await self._fetch("SELECT gpustackd_hand_back($1) AS id", owner)]
+
+    async def expire_leases(self) -> Sequence[int]:
+        return [r["id"] for r in await self._fetch("SELECT gpustackd_expire_leases() AS id")]
+
+    async def notify(self, channel: str, payload: str) -> None:
+        """Send a notification through the pool (the listener's self-probe)."""
+        await self._fetch("SELECT pg_notify($1, $2)", channel, payload)
+
+    async def schema(self) -> str:
+        async with self.connection() as connection:
+            return str(await connection.fetchval("SELECT current_schema()"))
+
+    async def prune_decisions(self, keep: int = 20, days: int = 30) -> int:
+        """Delete old decision records: more than `keep` of one instance, or older than `days`."""
+        rows = await self._fetch(
+            "DELETE FROM scheduling_decisions WHERE id IN (SELECT id FROM (SELECT id, created_at,"
+            " row_number() OVER (PARTITION BY instance_id ORDER BY id DESC) AS n FROM scheduling_decisions) d"
+            " WHERE n > $1 OR created_at < now() - make_interval(days => $2) LIMIT 5000) RETURNING id",
+            keep,
+            days,
+        )
+        return len(rows)
+
+
+async def _prepare(connection: Any) -> None:
+    await connection.set_type_codec(
+        "jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog", format="text"
+    )
+    await connection.execute("SET lock_timeout = '5s'; SET statement_timeout = '30s'")
+
+
+async def _prepare_commits(connection: Any) -> None:
+    """Time-outs so far below the server's deadlock time-out that a user's statement which waits for us sees
+    us gone before it looks for a cycle: it is always the daemon that yields. A commit is one statement, and
+    the flush to disk at its end does not count."""
+    await connection.execute(
+        "SELECT set_config('lock_timeout', (d * 0.3)::int::text, false),"
+        " set_config('statement_timeout', (d * 0.8)::int::text, false)"
+        " FROM (SELECT extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 AS d) t"
+    )
+
+
+def _booking(r: Any, on_gpus: set[tuple[int, int]]) -> Booking:
+    return Booking(
+        instance_id=r["instance_id"],
+        model_id=r["model_id"],
+        worker_id=r["worker_id"],
+        gpu_id=r["gpu_device_id"],
+        vram=r["vram"],
+        ram=r["ram"],
+        part=r["part"],
+        occupies=r["gpu_device_id"] is not None or (r["instance_id"], r["worker_id"]) not in on_gpus,
+    )
+
+
+def _worker(r: Any) -> WorkerRow:
+    labels = r["labels"] if isinstance(r["labels"], dict) else {}
+    return WorkerRow(
+        id=r["id"],
+        name=r["name"],
+        cluster_id=r["cluster_id"],
+        state=r["state"],
+        version=r["version"],
+        labels=labels,
+        ram_capacity=r["ram_capacity"],
+        ram_allocated=r["ram_allocated"],
+        unified_memory=r["unified_memory"],
+        over_committed=r["over_committed"],
+        vram_reserved=r["vram_reserved"],
+        cpu_arch=r["cpu_arch"],
+        ip=r["ip"],
+        advertise_address=r["advertise_address"],
+        ifname=r["ifname"],
+    )
+
+
+def _model(r: Any) -> ModelRecord:
+    try:
+        return ModelRecord(r["id"], r["version"], r["name"], model_spec(dict(r)))
+    except BadRow as error:
+        return ModelRecord(r["id"], r["version"], r["name"], None, str(error))
