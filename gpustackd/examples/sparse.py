@@ -77,7 +77,7 @@ def write_model(directory: Path, files: ModelFiles) -> int:
 
 
 def shard(tensors: Iterable[Tensor], limit: int) -> list[list[Tensor]]:
-    """Cut a checkpoint into files of at most `limit` bytes of data, in order; a larger tensor stands alone."""
+    """Cut a checkpoint in order into files of at most `limit` bytes of data; a larger tensor stands alone."""
     shards: list[list[Tensor]] = [[]]
     filled = 0
     for tensor in tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpustackd.domain.lifecycle import State, WorkerState
 from gpustackd.domain.model_spec import Source, Strategy
@@ -25,6 +26,8 @@ class Kind:
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     identity: tuple[str, ...] = ("name",)
     required: tuple[str, ...] = ("name",)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What `null` means for a column, where that is not NULL."""
 
 
 GPU = Kind(
@@ -48,6 +51,7 @@ GPU = Kind(
     },
     identity=("worker_id", "type", "index"),
     required=("type", "index"),
+    defaults={"schedulable": True},
 )
 """An entry of a Worker's `gpus`; no document of its own."""
 
@@ -102,6 +106,12 @@ KINDS: Mapping[str, Kind] = {
                 "heartbeat_at": f.moment,
             },
             references={"cluster": ("cluster_id", "Cluster")},
+            defaults={
+                "state": WorkerState.NOT_READY.value,
+                "ram_reserved": 0,
+                "vram_reserved": 0,
+                "unified_memory": False,
+            },
         ),
         Kind(
             "Model",
@@ -145,6 +155,7 @@ KINDS: Mapping[str, Kind] = {
                 "preemption": f.one_of(["PreemptLowerPriority", "Never"]),
             },
             references={"cluster": ("cluster_id", "Cluster")},
+            defaults={"restart_on_error": True, "priority": 0},
         ),
         Kind(
             "ModelFile",
@@ -160,6 +171,7 @@ KINDS: Mapping[str, Kind] = {
             references={"worker": ("worker_id", "Worker"), "model": ("source_index", "Model")},
             identity=("worker_id", "source_index"),
             required=("worker_id", "source_index"),
+            defaults={"state": "DOWNLOADING"},
         ),
         Kind(
             "ModelInstance",
@@ -181,6 +193,7 @@ KINDS: Mapping[str, Kind] = {
             },
             references={"model": ("model_id", "Model"), "worker": ("worker_id", "Worker")},
             required=("name", "model_id"),
+            defaults={"state": State.PENDING.value, "restart_count": 0},
         ),
     )
 }

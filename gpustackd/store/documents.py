@@ -24,7 +24,7 @@ NOT_OURS = "x-"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document, checked. `values` by column (None = the column's default), `references` by column:
+    """One document, checked. `values` by column, defaults filled in for null, `references` by column:
     the name that stands for it. `gpus` None = not spoken of."""
 
     kind: Kind
@@ -101,7 +101,7 @@ def _fields(
                 else:
                     references[column] = KINDS["Cluster"].fields["name"](given)
             elif key in kind.fields:
-                values[key] = None if given is None else kind.fields[key](given)
+                values[key] = kind.defaults.get(key) if given is None else kind.fields[key](given)
             elif not str(key).startswith(NOT_OURS):
                 problems.append(f"{where}, {key}: no such field{_hint(str(key), kind)}")
         except ValueError as error:
