@@ -184,7 +184,7 @@ def load(
                 problems.append(f"{given.pop(name).where}: no such setting{_hint(name, known)}")
     settings = _check(given, preferences, problems)
     if settings is None:
-        raise UsageError("\n  ".join(("the settings cannot be used:", *problems)), "nothing was started")
+        raise UsageError("\n  ".join(("nothing was started, the settings are wrong:", *problems)))
     return settings
 
 

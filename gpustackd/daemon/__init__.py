@@ -1,0 +1,1 @@
+"""Wiring and loops: everything that waits, signals and stops."""
