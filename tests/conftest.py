@@ -14,9 +14,16 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import asyncpg
+import hypothesis
 import pytest
 
 from gpustackd.store.embedded import QUICK, EmbeddedPostgres
+
+# An example's time says more about the machine than about the code; `make bench` measures.
+hypothesis.settings.register_profile(
+    "gpustackd", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("gpustackd")
 
 
 class Server:
