@@ -1,0 +1,52 @@
+"""One decision: where an instance goes, or why nowhere. Pure."""
+
+from __future__ import annotations
+
+from gpustackd.domain.demand import Demand
+from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.outcome import NoFit, Placed
+from gpustackd.errors import BadRow
+from gpustackd.placement.fit.engines import rules_of
+from gpustackd.placement.fit.seat import placement
+from gpustackd.placement.memo import Memo
+from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.refusal import refuse, unknown_size, unusable
+from gpustackd.placement.search import Search
+from gpustackd.placement.tie import turn
+
+Searches = Memo[Search]
+
+
+def decide(
+    fleet: Fleet, demand: Demand, subject: Subject, policy: Policy, memo: Searches | None = None
+) -> Placed | NoFit:
+    """Find a place for one instance on the fleet as it is known now.
+
+    The fleet is only read. `memo` keeps what was worked out for the demand, so that the next decision
+    looks only at workers that changed. Nothing is raised for a model or a row that cannot be used:
+    the answer says so.
+    """
+    if demand.need.vram is None:
+        return unknown_size(demand)
+    view = fleet.without(subject.id) if subject.leave_out else fleet
+    try:
+        search = _search(view, demand, policy, None if subject.leave_out else memo)
+    except BadRow as problem:
+        return unusable(problem)
+    found = search.best(turn(subject.name))
+    if found is None:
+        return refuse(search)
+    return Placed(placement(view, search.rules, found, policy.commit_check), search.pool, found.also)
+
+
+def _search(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None) -> Search:
+    key = (demand.spec.id, demand.spec.version, demand.engine, demand.need, demand.digest, policy.key)
+    if memo is not None:
+        kept = memo.get(key)
+        if kept is not None and kept.fleet is fleet:
+            kept.policy = policy
+            return kept
+    search = Search(fleet, demand, policy, rules_of(demand, policy.compat))
+    if memo is not None:
+        memo.put(key, search)
+    return search

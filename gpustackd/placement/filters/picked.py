@@ -1,0 +1,35 @@
+"""Keeps the workers that hand-picked GPUs name; the restriction holds from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.model_spec import GpuId
+from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.placement.filters.cluster import workers
+
+
+class PickedFilter:
+    """The worker's name occurs in `gpu_selector.gpu_ids`."""
+
+    name = "gpu_selector"
+    cure = Cure.WORKER | Cure.MODEL
+
+    def __init__(self, gpu_ids: Sequence[GpuId]) -> None:
+        self.names = frozenset(g.worker for g in gpu_ids)
+
+    def keep(self, fleet: Fleet, rows: Ints) -> Bools:
+        named = [fleet.by_name[n] for n in self.names if n in fleet.by_name]
+        return np.isin(rows, np.array(named, np.int64))
+
+    def missing(self, fleet: Fleet) -> list[str]:
+        """Names that no worker bears."""
+        return sorted(n for n in self.names if n not in fleet.by_name)
+
+    def reasons(self, fleet: Fleet, dropped: Ints, left: int, of: int) -> list[Reason]:
+        text = f"{workers(len(dropped))} hold none of the selected GPUs"
+        params = {"dropped": len(dropped), "left": left, "of": of}
+        return [Reason("gpu_selector.not_selected", self.name, text, params)]

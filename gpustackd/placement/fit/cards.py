@@ -1,0 +1,128 @@
+"""Cards of some workers as arrays: what is free on them and what one of them would be booked.
+
+Everything here is about R worker positions at once, (R, S) for their GPU slots. A single worker is R = 1,
+the whole fleet R = W: the walk over the whole fleet, the few workers that changed and the listing of all
+candidates are one implementation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustackd.domain.fleet import UNKNOWN, Bools, Fleet, Ints
+from gpustackd.placement.fit.rules import Rules, Taking
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Cards:
+    """GPU slots of worker positions `w`. Sizes in bytes."""
+
+    w: Ints
+    """(R,) worker positions."""
+    free: Ints
+    """(R, S) free VRAM; 0 where unusable."""
+    total: Ints
+    """(R, S) total VRAM; 1 where unusable, so that it may divide."""
+    share: Floats
+    """(R, S) u of the card's type."""
+    type: NDArray[np.int16]
+    """(R, S) type code, -1 = no card."""
+    usable: Bools
+    """(R, S) there, open, of known size, not over-committed, and not excluded."""
+    ram: Ints
+    """(R,) free RAM."""
+    unified: Bools
+    """(R,) one pool for RAM and VRAM."""
+
+    @property
+    def ratio(self) -> Floats:
+        """(R, S) part of the card that is free."""
+        return self.free / self.total
+
+
+def cards(fleet: Fleet, rows: Ints, rules: Rules) -> Cards:
+    """The cards of these worker positions as the search may use them."""
+    capacity = fleet.vram_capacity[rows]
+    total = fleet.vram_total[rows]
+    kind = fleet.gpu_type[rows]
+    usable = fleet.gpu_open[rows] & ~fleet.gpu_over[rows] & (capacity != UNKNOWN) & (total > 0)
+    free = fleet.free_vram(rows)
+    free[~usable] = 0
+    total[~usable] = 1
+    if rules.share_of_type:
+        by_code = np.array([rules.u(t) for t in fleet.types] or [0.0])
+        share = np.where(kind >= 0, by_code[kind], 0.0)
+    else:
+        share = np.full(kind.shape, rules.share)
+    return Cards(rows, free, total, share, kind, usable, fleet.free_ram(rows), fleet.unified[rows])
+
+
+def alone(found: Cards, rules: Rules) -> tuple[Bools, Ints]:
+    """Which cards hold the model by themselves, and what would be booked on each: both (R, S)."""
+    v = rules.vram
+    claim: Ints
+    fits: Bools
+    if rules.taking is Taking.SHARE:
+        portion = found.total * found.share
+        claim = portion.astype(np.int64)
+        fits = (portion >= v) & (found.ratio >= found.share) & (found.share > 0)
+    elif rules.taking is Taking.AT_LEAST:
+        claim = np.maximum((found.total * found.share).astype(np.int64), v)
+        fits = found.free >= claim
+    else:
+        claim = np.full(found.free.shape, v, np.int64)
+        peer_image = rules.compat and rules.taking is Taking.EACH
+        fits = (found.total if peer_image else found.free) >= v
+    fits &= found.usable
+    if not rules.compat:
+        fits &= claim <= found.free
+        fits &= ram_holds(found, rules, claim, found.ram[:, None], found.unified[:, None])
+    else:
+        fits &= (found.ram >= rules.ram_floor)[:, None] if rules.ram_floor else True
+    return fits, claim
+
+
+def ram_holds(found: Cards, rules: Rules, booked: Ints, ram: Ints, unified: Bools) -> Bools:
+    """Whether a worker has the RAM for a part that books so much VRAM there (on unified memory both come
+    from one pool). `booked`, `ram` and `unified` have one shape, or broadcast to it."""
+    claim: Ints | int
+    if rules.ram_static or not rules.ram_ratio:
+        claim = rules.ram_static or 0
+    else:
+        claim = (booked * rules.ram_ratio).astype(np.int64)
+    asked = np.maximum(claim, rules.ram)
+    held: Bools = (asked == 0) | (asked <= ram)
+    if found.unified.any():
+        held = held & (~unified | (booked + claim <= ram))
+    return held
+
+
+def portions(found: Cards, rules: Rules) -> tuple[Bools, Ints]:
+    """Which cards may take a part in a placement over several cards, and the least booked on each: (R, S).
+
+    Where the need is split (`SPLIT`, `AT_LEAST`), what is booked depends on how many cards share it.
+    """
+    claim: Ints
+    enough: Bools
+    if rules.taking is Taking.SHARE:
+        claim = (found.total * found.share).astype(np.int64)
+        ratio = found.ratio
+        enough = ratio > found.share if rules.compat and not rules.grouped else ratio >= found.share
+        enough &= found.share > 0
+        if not rules.compat:
+            enough &= claim <= found.free
+    elif rules.taking is Taking.SPLIT:
+        claim = np.zeros(found.free.shape, np.int64)
+        enough = found.free > 0
+    elif rules.taking is Taking.AT_LEAST:
+        claim = (found.total * found.share).astype(np.int64)
+        enough = (found.free > 0) & (found.free >= claim)
+    else:
+        claim = np.full(found.free.shape, rules.vram, np.int64)
+        enough = found.free >= rules.vram
+    return enough & found.usable, claim

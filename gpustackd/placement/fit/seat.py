@@ -1,0 +1,80 @@
+"""One part of a possible placement, and how parts become a placement with all that a commit needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.outcome import Check, Part, Placement, Reason
+from gpustackd.placement.fit.rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """GPU slots of one worker position and the VRAM booked on each; no slots = CPU only."""
+
+    w: int
+    slots: tuple[int, ...] = ()
+    claims: tuple[int, ...] = ()
+    of: int | None = None
+    """GPUs of that type that were considered on the worker, where that is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A place that was found: main seat first."""
+
+    seats: tuple[Seat, ...]
+    step: str
+    """Step of the ladder that found it."""
+    score: float = 0.0
+    scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    over_commit: bool = False
+    warnings: tuple[Reason, ...] = ()
+    also: tuple[Mapping[str, object], ...] = ()
+    """The best five, this one first, as JSON-ready maps."""
+
+
+def part(fleet: Fleet, rules: Rules, seat: Seat) -> Part:
+    """The part of a placement that takes this seat; versions are those the decision saw."""
+    row = fleet.row(seat.w)
+    w = seat.w
+    booked = sum(seat.claims)
+    places = [(w, s) for s in seat.slots]
+    return Part(
+        worker_id=row.id,
+        worker_name=row.name,
+        gpu_type=fleet.types[int(fleet.gpu_type[places[0]])] if places else None,
+        gpu_ids=tuple(int(fleet.gpu_id[p]) for p in places),
+        gpu_indexes=tuple(int(fleet.gpu_index[p]) for p in places),
+        gpu_versions=tuple(int(fleet.gpu_version[p]) for p in places),
+        vram=seat.claims,
+        ram=rules.ram_claim(booked),
+        worker_version=int(fleet.worker_version[w]),
+        unified=bool(fleet.unified[w]),
+        total_gpus=seat.of,
+    )
+
+
+def placement(fleet: Fleet, rules: Rules, choice: Choice, check: Check) -> Placement:
+    """Everything that the commit books, in bytes."""
+    parts = tuple(part(fleet, rules, s) for s in choice.seats)
+    share = rules.u(parts[0].gpu_type or "")
+    return Placement(
+        parts=parts,
+        check=Check.UNCHANGED if choice.over_commit else check,
+        vram_utilization=share if share > 0 and parts[0].gpu_ids else None,
+        over_commit=choice.over_commit,
+        mode=rules.mode if len(parts) > 1 else None,
+        strategy=choice.step,
+        score=choice.score,
+        score_parts=choice.scores,
+        warnings=choice.warnings,
+    )
+
+
+def seat_of(w: int, slots: Sequence[int], claim: Sequence[int], of: int | None = None) -> Seat:
+    """A seat from per-slot claims of its worker."""
+    return Seat(w, tuple(slots), tuple(int(claim[s]) for s in slots), of)

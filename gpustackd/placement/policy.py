@@ -1,0 +1,47 @@
+"""What an operator set, as one value: strategy, maxima of the scorers, checks, preferences, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gpustackd.domain.model_spec import Strategy
+from gpustackd.domain.outcome import Check
+
+Files = Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """Settings that a decision depends on. Score maxima as in scorers spec section 1."""
+
+    strategy: Strategy = Strategy.SPREAD
+    """Where a model names none."""
+    placement_max: float = 100.0
+    locality_max: float = 5.0
+    """0 or less: no file locality."""
+    commit_check: Check = Check.FITS
+    compat: bool = False
+    """The peer's rules to the letter, with its defects: for conformance tests, never in production."""
+    prefer: frozenset[str] = frozenset()
+    """Opt-in preferences (`notes.PREFERENCES`)."""
+    ready_files: Files = field(default_factory=lambda: MappingProxyType({}))
+    """source_index, or `path:<resolved path>` -> {worker id: size}."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What kept results depend on; the files are looked at anew in every decision."""
+        return (self.strategy, self.placement_max, self.locality_max, self.commit_check, self.compat,
+                self.prefer)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The instance that a place is sought for."""
+
+    id: int
+    name: str
+    leave_out: bool = False
+    """Decide as if what it holds now were free (a placement anew, or a what-if)."""

@@ -1,0 +1,1 @@
+"""How good a place is: placement (by strategy) + file locality + preferred labels, as a weighted sum."""

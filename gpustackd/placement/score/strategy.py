@@ -1,0 +1,138 @@
+"""The placement score of each strategy (scorers spec section 3), over arrays or single numbers alike.
+
+A strategy first values every card, then a placement on one worker by its cards, then adds what it
+thinks of the worker. Scores lie between 0 and the maximum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustackd.domain.fleet import Ints
+from gpustackd.domain.model_spec import Strategy
+
+Floats = NDArray[np.float64]
+
+OTHERS = 0.2
+"""Weight of other models' instances on a card, next to one of ours."""
+
+
+@dataclass(slots=True)
+class Seats:
+    """What is known of cards on which something would be booked: all (R, S), RAM (R, 1)."""
+
+    claim: Ints
+    free: Ints
+    capacity: Ints
+    """Free memory of the card if nothing were on it."""
+    ram_claim: Any
+    ram_free: Any
+    mine: Any
+    """Instances of this model on the card."""
+    all: Any
+    """Instances of any model on the card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """One strategy with its maximum and the opt-in preferences."""
+
+    strategy: Strategy
+    maximum: float
+    mean_over_gpus: bool = False
+    dominant_resource: bool = False
+    compat: bool = False
+
+    @property
+    def spread(self) -> bool:
+        return self.strategy is Strategy.SPREAD
+
+    def cards(self, s: Seats) -> Floats:
+        """(R, S) value of every card by itself."""
+        if self.strategy is Strategy.SPREAD:
+            return spread_card(s.mine, s.all - s.mine)
+        if self.strategy is Strategy.BINPACK:
+            r, v = ratio(s.ram_claim, s.ram_free), ratio(s.claim, s.free)
+            packed = np.maximum(r, v) if self.dominant_resource else (r + 2 * v) / 3
+            return self._clamped(self.maximum * packed)
+        if self.strategy is Strategy.BEST_FIT:
+            return self._clamped(self.maximum * (1 - ratio(s.free - s.claim, s.capacity)))
+        if self.strategy is Strategy.FRAGMENTATION:
+            untouched = (s.free >= s.capacity) & (s.all == 0)
+            stranded = np.where(untouched, ratio(s.free - s.claim, s.capacity), 0.0)
+            return self._clamped(self.maximum * (1 - stranded))
+        return np.full(np.shape(s.claim), self.maximum)
+
+    @property
+    def takes_best_card(self) -> bool:
+        """Whether the best card alone decides a placement over several cards (else: their mean)."""
+        return self.strategy is Strategy.BINPACK and not self.mean_over_gpus
+
+    def worker(self, value: Floats, mine: Any, others: Any) -> Floats:
+        """Score of a placement on one worker from the value of its cards; (K,) over all candidates."""
+        if not self.spread:
+            return value
+        score: Floats = self.maximum * (0.85 * spread_worker(mine, others) + 0.15 * value)
+        return score
+
+    def without_cards(self, ram_claim: Any, ram_free: Any, mine: Any, others: Any) -> Floats:
+        """Score of a placement that takes no GPU; (K,) over all candidates."""
+        if self.spread:
+            score: Floats = self.maximum * spread_worker(mine, others)
+            return score
+        if self.strategy is Strategy.FIRST_FIT:
+            return np.full(np.shape(ram_free), self.maximum)
+        return self._clamped(self.maximum * ratio(ram_claim, ram_free))
+
+    def several_workers(self, main: float, subordinates: list[float]) -> float:
+        """Score of a placement over several workers from the scores of its parts."""
+        n = len(subordinates)
+        if not n or self.spread:
+            return main
+        total = sum(subordinates)
+        score = (5 * main + (n * total if self.compat else total)) / (5 + n)
+        return float(self._clamped(np.float64(score)))
+
+    def _clamped(self, score: Any) -> Floats:
+        return np.asarray(score if self.compat else np.clip(score, 0.0, self.maximum), np.float64)
+
+
+def ratio(part: Any, whole: Any) -> Floats:
+    """part / whole, 0 where the whole is 0 or less."""
+    whole = np.asarray(whole, np.float64)
+    out: Floats = np.zeros(np.broadcast(part, whole).shape)
+    np.divide(part, whole, out=out, where=whole > 0)
+    return out
+
+
+def spread_card(mine: Any, others: Any) -> Floats:
+    """1 on an empty card, less with every instance there."""
+    value: Floats = 1.0 / (1.0 + np.asarray(mine, np.float64) + OTHERS * others)
+    return value
+
+
+def spread_worker(mine: Any, others: Any) -> Floats:
+    """How empty workers are of this model, then of others, relative to all candidates; (K,) in 0..1."""
+    mine, others = np.asarray(mine), np.asarray(others)
+    if not mine.size:
+        return np.zeros(0)
+    free_of_mine = mine == 0
+    if free_of_mine.any():
+        lonely = 0.85 + 0.15 * _inverse(others)
+        if free_of_mine.all():
+            return lonely
+        return np.where(free_of_mine, lonely, 0.45 + 0.35 * _inverse(mine) + 0.20 * _inverse(others))
+    crowded: Floats = 0.50 + 0.25 * _inverse(mine) + 0.15 * _inverse(others)
+    return crowded
+
+
+def _inverse(x: NDArray[Any]) -> Floats:
+    low, high = x.min(), x.max()
+    if high <= low:
+        return np.ones(x.shape)
+    value: Floats = 1.0 - (x - low) / (high - low)
+    return value
