@@ -121,9 +121,14 @@ def run(command, label, env=None, expect=0):
     return time.monotonic() - started
 
 
+def fits():
+    """Whether what is there is of this interpreter and this place."""
+    return present_stamp().split("\n")[0] == wanted_stamp().split("\n")[0]
+
+
 def make_venv():
     """An environment without pip (venv alone needs no ensurepip); one that fits is kept and updated."""
-    if present_stamp().split("\n")[0] == wanted_stamp().split("\n")[0]:
+    if fits():
         STAMP.write_text(wanted_stamp().split("\n")[0])  # until it is done, it is in step with nothing
         return
     if VENV.is_symlink() or VENV.exists():
@@ -131,9 +136,7 @@ def make_venv():
     try:
         import venv
     except ImportError:
-        raise Failure(
-            "this Python has no venv module; on Debian: apt install python3-venv (or put uv on PATH)"
-        ) from None
+        raise Failure("this Python has no venv module; on Debian: apt install python3-venv") from None
     venv.EnvBuilder(symlinks=True, with_pip=False).create(str(VENV))
 
 
@@ -302,7 +305,7 @@ def fetch_pip(scratch):
 def set_up():
     started = time.monotonic()
     uv = shutil.which("uv")
-    verb = "updating" if present_stamp() else "making"
+    verb = "updating" if fits() else "making"
     say("{} .venv with {} and Python {}.{}.{}".format(verb, "uv" if uv else "pip", *sys.version_info[:3]))
     make_venv()
     if uv:
