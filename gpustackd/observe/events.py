@@ -1,0 +1,37 @@
+"""Every log event there is, and what it says. A name that is not listed here is a mistake (a test looks)."""
+
+from __future__ import annotations
+
+EVENTS = {
+    "daemon.started": "a replica is up: version, settings that matter, where its HTTP surface listens",
+    "daemon.stopping": "a replica was asked to stop; why",
+    "daemon.stopped": "a replica is down; what it handed back",
+    "daemon.failed": "a part of a replica ended with an error; the replica stops",
+    "rescan.done": "a full scan: how many rows wait, how many were not known",
+    "rescan.failed": "a full scan could not be made; it will be tried again",
+    "instance.enqueued": "an instance came into the queue, and how",
+    "instance.analyzing": "a claim was written: this replica works on the instance",
+    "instance.scheduled": "a placement was committed",
+    "instance.unschedulable": "no place now; `reason` says why",
+    "instance.failed": "nothing but an edit can help: the instance is in ERROR",
+    "instance.lost": "the claim was not ours any more when the outcome came to be written",
+    "instance.handed_back": "a claim was given back, undecided",
+    "instance.preempted": "an instance gave way to one of higher priority",
+    "placement.conflict": "another replica was faster on these rows; decided anew",
+    "lease.expired": "claims of a replica that is gone were taken back",
+    "model.unreadable": "what a model is made of could not be read",
+    "row.bad": "a row holds something that cannot be used; only that row suffers",
+    "worker.state_changed": "a worker changed its state",
+    "replicas.synced": "the number of instances of a model was brought to what it asks for",
+    "queue.overflow": "the queue is full; a rescan will find what was dropped",
+    "database.lost": "the database cannot be reached; the daemon goes on and waits",
+    "database.back": "the database can be reached again; after how long",
+    "database.error": "one statement failed; it is tried again where that is safe",
+    "listen.started": "notifications are heard",
+    "listen.lost": "the connection that hears notifications broke; it is made anew",
+    "listen.deaf": "the connection is up but hears nothing; rescans come more often",
+    "http.started": "where the HTTP surface listens",
+    "http.error": "a request to the HTTP surface failed inside",
+    "library.message": "a line of a library; `logger` names it",
+    "log.dropped": "lines that could not be written in time",
+}
