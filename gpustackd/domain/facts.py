@@ -21,6 +21,9 @@ class HyperParameters:
     vocab_size: int | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int = 1
+    kv_heads_stated: bool = True
+    """False where the configuration is silent and the 1 above is the peer's default; the engines then
+    give every attention head its own keys and values."""
     head_dim: int | None = None
     n_group: int | None = None
     q_lora_rank: int | None = None
@@ -29,6 +32,14 @@ class HyperParameters:
     qk_nope_head_dim: int | None = None
     v_head_dim: int | None = None
     sliding_window: int | None = None
+    """Tokens that a windowed layer keeps; None = no layer has a window."""
+    window_layers: int = 0
+    """Layers that keep the window only."""
+    state_layers: int = 0
+    """Layers with a state of constant size in place of a cache (Mamba, linear attention)."""
+    shared_layers: int = 0
+    """Layers that use the cache of an earlier one."""
+    intermediate_size: int | None = None
     quantize: str | None = None
     quantization_config: Mapping[str, Any] | None = None
     moe_intermediate_size: int | None = None
@@ -55,5 +66,7 @@ class ModelFacts:
     is_diffusers: bool = False
     gguf: Any = None
     """Header facts of a GGUF file where the source is one."""
+    warnings: tuple[str, ...] = ()
+    """What was assumed in reading: parts left out, sizes not found."""
     digest: str = ""
     """Changes whenever anything above changes; part of the key of kept results."""

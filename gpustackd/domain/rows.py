@@ -28,6 +28,8 @@ class WorkerRow:
     ip: str | None = None
     advertise_address: str | None = None
     ifname: str | None = None
+    port: int | None = None
+    """Of the worker's file API."""
 
 
 @dataclass(frozen=True, slots=True)

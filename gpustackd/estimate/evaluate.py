@@ -1,0 +1,176 @@
+"""Before scheduling: what the files of a model say about its row, and what speaks against it (section 11)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any
+
+from gpustackd.domain import backend_parameters
+from gpustackd.domain.facts import ModelFacts
+from gpustackd.domain.model_spec import SKIP_EVALUATION, ModelSpec
+from gpustackd.domain.outcome import Reason
+from gpustackd.errors import BadRow, ModelUnreadable
+from gpustackd.estimate import categories as kinds
+from gpustackd.estimate.gpus_per_replica import gpus_per_replica
+from gpustackd.estimate.meta import NOTHING, meta_of
+
+STAGE = "evaluate"
+REMEDIES = "choose another engine, pin its version or its image, or define a backend of your own"
+DISTRIBUTING = ("vLLM", "MindIE", "SGLang")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What to fill in, and why the model may not run. Inside the daemon problems are logged, not final."""
+
+    categories: tuple[str, ...]
+    """In effect: those of the row, else the detected ones."""
+    meta: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    problems: tuple[Reason, ...] = ()
+    writes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Columns of the row to set where they are empty: `categories`, `meta`, `gpu_selector` (JSON shape),
+    `distributed_inference_across_workers`."""
+
+    @property
+    def accepted(self) -> bool:
+        return not self.problems
+
+
+def evaluate(
+    spec: ModelSpec,
+    facts: ModelFacts | None,
+    error: ModelUnreadable | None = None,
+    *,
+    needs_remote_code: bool = False,
+) -> Evaluation:
+    """Judge one non-GGUF model. `facts` None with `error` = its configuration could not be read;
+    `needs_remote_code` = its configuration class is code of its repository. Never raises."""
+    if facts is not None and facts.is_diffusers and (not spec.categories or kinds.IMAGE in spec.categories):
+        return _filled(spec, (kinds.IMAGE,), NOTHING, ())
+    config = facts.config if facts is not None else NOTHING
+    names, problems = _architectures(spec)
+    if names is None:
+        names = ()
+        if error is not None and not may_skip_check(spec):
+            problems += (_problem("config_unreadable", str(error), error=error.code),)
+        elif needs_remote_code and not trusts_remote_code(spec) and not may_skip_check(spec):
+            problems += (_remote_code(),)
+        elif facts is not None:
+            names = facts.hyper.architectures if facts.hyper else _stated(config)
+            if not names and not may_skip_check(spec):
+                problems += (
+                    _problem("architecture_unknown", f"config.json names no architecture; {REMEDIES}"),
+                )
+    found = kinds.detect(names)
+    if names and found == kinds.UNKNOWN and spec.effective_backend == "vLLM" and not kinds.is_pinned(spec):
+        listed = ", ".join(names)[:200]
+        problems += (
+            _problem("unsupported_architecture", f"vLLM is not known to run {listed}; {REMEDIES}",
+                     architectures=list(names)),
+        )  # fmt: skip
+    return _filled(spec, in_effect(spec, names), meta_of(names, config), problems)
+
+
+def in_effect(
+    spec: ModelSpec, architectures: tuple[str, ...], *, is_diffusers: bool = False
+) -> tuple[str, ...]:
+    """Categories of the row, else what the architectures say, else `llm` (section 11 steps 1 and 7)."""
+    if is_diffusers and (not spec.categories or kinds.IMAGE in spec.categories):
+        return (kinds.IMAGE,)
+    if spec.categories:
+        return spec.categories
+    found = kinds.guess(architectures)
+    return (kinds.LLM,) if found == kinds.UNKNOWN else (found,)
+
+
+def overridden_architectures(spec: ModelSpec) -> tuple[str, ...] | None:
+    """Architectures of the last `--hf-overrides` of a vLLM model. Raise BadRow where it is no JSON object."""
+    if spec.effective_backend != "vLLM":
+        return None
+    raw = backend_parameters.parse(spec.backend_parameters).last_text("hf-overrides")
+    if raw is None:
+        return None
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise BadRow("backend_parameters", f"--hf-overrides is {raw[:60]!r}, not a JSON object")
+    names = document.get("architectures")
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        return None
+    return tuple(names)
+
+
+def may_skip_check(spec: ModelSpec) -> bool:
+    """Engines and versions of a person's own choice are not held against the tables."""
+    backend = spec.effective_backend
+    if backend not in kinds.BUILT_IN or kinds.is_pinned(spec):
+        return True
+    try:
+        return backend_parameters.parse(spec.backend_parameters).has("tokenizer-mode")
+    except BadRow:
+        return False
+
+
+def trusts_remote_code(spec: ModelSpec) -> bool:
+    """Whether the model's own flags allow code of its repository (in the engine; never here)."""
+    try:
+        return backend_parameters.parse(spec.backend_parameters).flag("trust-remote-code")
+    except BadRow:
+        return False
+
+
+def evaluation_key(spec: ModelSpec) -> str:
+    """Equal for rows that must be judged alike: owner and every field count, but not id and version (what
+    backends a person has depends on the owner)."""
+    values = {f.name: getattr(spec, f.name) for f in fields(spec) if f.name not in {"id", "version"}}
+    return sha256(repr(sorted(values.items(), key=lambda kv: kv[0])).encode()).hexdigest()
+
+
+def _architectures(spec: ModelSpec) -> tuple[tuple[str, ...] | None, tuple[Reason, ...]]:
+    try:
+        return overridden_architectures(spec), ()
+    except BadRow as e:
+        return None, (_problem("bad_parameters", str(e)),)
+
+
+def _stated(config: Mapping[str, Any]) -> tuple[str, ...]:
+    raw = config.get("architectures")
+    return tuple(x for x in raw if isinstance(x, str)) if isinstance(raw, (list, tuple)) else ()
+
+
+def _filled(
+    spec: ModelSpec, categories: tuple[str, ...], meta: Mapping[str, Any], problems: tuple[Reason, ...]
+) -> Evaluation:
+    writes: dict[str, Any] = {}
+    if categories != spec.categories:
+        writes["categories"] = list(categories)
+    if meta:
+        writes["meta"] = dict(meta)
+    if (per := gpus_per_replica(spec)) and spec.gpu_selector is not None:
+        picked = [f"{g.worker}:{g.type}:{g.index}" for g in spec.gpu_selector.gpu_ids]
+        writes["gpu_selector"] = {"gpu_ids": picked, "gpus_per_replica": per}
+        if spec.gpu_selector.allow_overcommit:
+            writes["gpu_selector"]["allow_overcommit"] = True
+    if spec.distributed_inference_across_workers is None:
+        writes["distributed_inference_across_workers"] = spec.effective_backend in DISTRIBUTING
+    if spec.env.get(SKIP_EVALUATION):
+        problems = ()
+    return Evaluation(categories, meta, problems, MappingProxyType(writes))
+
+
+def _remote_code() -> Reason:
+    return _problem(
+        "needs_trust_remote_code",
+        "the model brings code of its own for its configuration; add --trust-remote-code to its"
+        " backend_parameters if you trust it",
+    )
+
+
+def _problem(code: str, text: str, **params: Any) -> Reason:
+    return Reason(code, STAGE, text, MappingProxyType(params))

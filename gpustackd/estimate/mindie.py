@@ -1,0 +1,147 @@
+"""MindIE's own formula: footprint + weights + KV cache + computation (Ascend spec section 4)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpustackd.domain import backend_parameters
+from gpustackd.domain.facts import HyperParameters, ModelFacts
+from gpustackd.domain.model_spec import RAM_CLAIM, ModelSpec
+from gpustackd.errors import BadRow
+from gpustackd.estimate.categories import is_multimodal
+from gpustackd.estimate.claim import GIB, LARGEST, MIB, override
+from gpustackd.estimate.kv_cache import Attention, attention_of
+
+FOOTPRINT = 3 * GIB
+RAM_BASE = 512 * MIB
+DEFAULT_LENGTH = 8192
+RESERVED = "RESERVED_MEMORY_GB"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The serving parameters that a claim depends on (section 2.1); lengths in tokens."""
+
+    max_seq_len: int
+    max_prefill_tokens: int
+    max_iter_times: int
+    max_batch_size: int = 200
+    cache_block_size: int = 128
+    cpu_mem_gib: int = 0
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MindieClaim:
+    """Bytes part by part. `vram` None = the size of the weights is unknown."""
+
+    vram: int | None
+    ram: int
+    footprint: int = 0
+    kv_cache: int = 0
+    computation: int = 0
+    overridden: bool = False
+    unknown_because: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def serving_of(spec: ModelSpec, hyper: HyperParameters | None) -> Serving:
+    """Read what the estimate needs. Raise BadRow for a figure that cannot be one; the other parameters are
+    for the search to judge."""
+    flags = backend_parameters.parse(spec.backend_parameters)
+
+    def positive(name: str, default: int) -> int:
+        value = flags.integer(name)
+        if value is None:
+            return default
+        if not 0 < value <= 2**40:
+            raise BadRow("backend_parameters", f"--{name} is {value}; it must be at least 1")
+        return value
+
+    def or_length(name: str) -> int:
+        value = flags.integer(name)
+        return value if value is not None and 0 < value <= 2**40 else length
+
+    length = positive("max-seq-len", min(hyper.max_sequence_length if hyper else 0, DEFAULT_LENGTH))
+    preempts = flags.integer("max-preempt-count") or 0
+    memory = flags.integer("cpu-mem-size") or 0
+    if not 0 <= memory <= 2**30:
+        raise BadRow("backend_parameters", f"--cpu-mem-size is {memory}; it must be a number of GiB")
+    return Serving(
+        max_seq_len=length,
+        max_prefill_tokens=or_length("max-prefill-tokens"),
+        max_iter_times=or_length("max-iter-times"),
+        max_batch_size=positive("max-batch-size", 200),
+        cache_block_size=positive("cache-block-size", 128),
+        cpu_mem_gib=memory if preempts > 0 else 0,
+        dtype=flags.text("dtype"),
+    )
+
+
+def mindie_claim(spec: ModelSpec, facts: ModelFacts, *, compat: bool = False) -> MindieClaim:
+    """VRAM over all NPUs and RAM per worker. `compat` is the peer's arithmetic: latent attention by
+    `qk_nope_head_dim`, `--dtype` not looked at, an unset version taken as 0.0.0."""
+    forced, warnings = override(spec.env)
+    if forced:
+        ram, more = override(spec.env, RAM_CLAIM)
+        return MindieClaim(forced, ram or 0, overridden=True, warnings=warnings + more)
+    hyper = facts.hyper or HyperParameters()
+    serving = serving_of(spec, facts.hyper)
+    ram = RAM_BASE + serving.cpu_mem_gib * GIB
+    kv, computation = _cache_and_computation(spec, hyper, serving, compat)
+    footprint, more = _footprint(spec)
+    warnings += more
+    if facts.weight_bytes is None:
+        because = facts.unknown_because or "the size of its weights is not known"
+        return MindieClaim(None, ram, footprint, kv, computation, unknown_because=because, warnings=warnings)
+    total = footprint + facts.weight_bytes + facts.lora_bytes + kv + computation
+    if total > LARGEST:
+        return MindieClaim(None, ram, unknown_because="its parameters ask for more than any memory")
+    return MindieClaim(total, ram, footprint, kv, computation, warnings=warnings)
+
+
+def _cache_and_computation(
+    spec: ModelSpec, hyper: HyperParameters, serving: Serving, compat: bool
+) -> tuple[int, int]:
+    layers, head_dim = hyper.num_hidden_layers or 0, hyper.head_dim or 0
+    if is_multimodal(hyper.architectures) and _corrects_multimodal(spec.backend_version, compat):
+        return (
+            serving.max_prefill_tokens * layers * head_dim * 4,
+            serving.max_batch_size * serving.max_iter_times * layers * head_dim * 4,
+        )
+    attention = attention_of(hyper, compat=compat)
+    heads = {
+        Attention.MHA: 2 * (hyper.num_attention_heads or 0),
+        Attention.GQA: 2 * hyper.num_key_value_heads,
+        Attention.MQA: 2,
+        Attention.MLA: 1,
+        Attention.UNKNOWN: 1,
+    }[attention]
+    if attention is Attention.MLA:
+        latent = (hyper.kv_lora_rank or 0) + (hyper.qk_rope_head_dim or 0)
+        head_dim = 2 * (hyper.qk_nope_head_dim or 0) if compat else latent
+    named = None if compat or serving.dtype in {None, "auto"} else serving.dtype
+    size = 4 if (named or hyper.torch_dtype) in {"float32", "float"} else 2
+    kv_quant = str((hyper.quantization_config or {}).get("kv_quant_type") or "")
+    kv_size = 1 if kv_quant.lower() == "c8" else size
+    activation = 1 if (hyper.quantize or "").lower().startswith("w8a8") else size
+    cache = heads * head_dim * layers * serving.max_seq_len * kv_size
+    return cache, serving.max_batch_size * serving.cache_block_size * (layers * heads * head_dim * activation)
+
+
+def _footprint(spec: ModelSpec) -> tuple[int, tuple[str, ...]]:
+    raw = str(spec.env.get(RESERVED, "")).strip()
+    if not raw:
+        return FOOTPRINT, ()
+    if raw.isascii() and raw.isdigit() and int(raw[:9]) > 0 and len(raw) < 10:
+        return int(raw) * GIB, ()
+    return FOOTPRINT, (f"{RESERVED} is {raw[:40]!r}, not a number of GiB; it is not used",)
+
+
+def _corrects_multimodal(version: str | None, compat: bool) -> bool:
+    """From 2.2.rc1 on. An unset version is the installed default, which is newer."""
+    if not version:
+        return not compat
+    found = re.match(r"v?(\d{1,6})\.(\d{1,6})", version)
+    return found is not None and (int(found[1]), int(found[2])) >= (2, 2)

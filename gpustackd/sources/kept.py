@@ -1,0 +1,61 @@
+"""Facts in memory: by model, for a time, within a budget of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpustackd.domain.facts import ModelFacts
+
+BUDGET = 64 * 1024**2
+ENTRY = 4096
+"""Bytes that an entry is taken to need besides its configuration."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """Facts, the identity of the files they came from, and when to look again."""
+
+    facts: ModelFacts
+    files_key: str
+    until: float
+    weight: int
+
+
+class KeptFacts:
+    """The least recently used go first. `clock` counts seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float], budget: int = BUDGET) -> None:
+        self._clock = clock
+        self._budget = budget
+        self._entries: OrderedDict[object, Kept] = OrderedDict()
+        self._held = 0
+
+    def fresh(self, key: object) -> ModelFacts | None:
+        """Facts that need no look at their source."""
+        entry = self._entries.get(key)
+        if entry is None or entry.until <= self._clock():
+            return None
+        self._entries.move_to_end(key)
+        return entry.facts
+
+    def unchanged(self, key: object, files_key: str, seconds: float) -> ModelFacts | None:
+        """Facts of the same files, kept for so long again: their source was looked at and is as it was."""
+        entry = self._entries.get(key)
+        if entry is None or entry.files_key != files_key or entry.facts.weight_bytes is None:
+            return None
+        entry.until = self._clock() + seconds
+        self._entries.move_to_end(key)
+        return entry.facts
+
+    def keep(self, key: object, facts: ModelFacts, files_key: str, seconds: float, config_bytes: int) -> None:
+        """Remember facts for so long; `config_bytes` is about what they weigh."""
+        if (old := self._entries.pop(key, None)) is not None:
+            self._held -= old.weight
+        entry = Kept(facts, files_key, self._clock() + seconds, config_bytes + ENTRY)
+        self._entries[key] = entry
+        self._held += entry.weight
+        while self._held > self._budget and len(self._entries) > 1:
+            _, gone = self._entries.popitem(last=False)
+            self._held -= gone.weight

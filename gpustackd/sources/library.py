@@ -1,0 +1,143 @@
+"""Opens the files of an origin and reads their parts, each within its time and through the cache on disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+
+from gpustackd.domain.model_spec import Source
+from gpustackd.errors import ModelUnreadable
+from gpustackd.sources import contents
+from gpustackd.sources.abandon import AbandonableThreads
+from gpustackd.sources.cached_files import GROUP, CachedFiles
+from gpustackd.sources.disk_cache import DiskCache
+from gpustackd.sources.files import Files
+from gpustackd.sources.hub_http import hub_client
+from gpustackd.sources.huggingface import HuggingFace
+from gpustackd.sources.local_path import LocalFiles
+from gpustackd.sources.model_scope import ModelScope
+from gpustackd.sources.origin import Origin
+
+T = TypeVar("T")
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+PINNED_SECONDS = 30 * 24 * 3600.0
+"""What belongs to a commit does not change; it is only forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """Endpoints (None = the public ones), tokens and limits. Seconds and bytes."""
+
+    huggingface_endpoint: str | None = None
+    huggingface_token: str | None = None
+    modelscope_endpoint: str | None = None
+    worker_token: str | None = None
+    cache_dir: Path | None = None
+    """None = nothing is kept on disk."""
+    reads_at_once: int = 16
+    hub_seconds: float = 15.0
+    """Each step: listing, configuration, sizing, adapters."""
+    probe_seconds: float = 10.0
+    local_seconds: float = 15.0
+    worker_seconds: float = 15.0
+    worker_connect_seconds: float = 5.0
+    local_fresh: float = 60.0
+    """How long a path's facts are taken as they are before the directory is looked at again."""
+    hub_fresh: float = 3600.0
+    """How long a branch is taken to be at the commit that was seen."""
+    failure_fresh: float = 10.0
+    """How long a hub's refusal answers for the next instance of the same model."""
+    size_draft: bool = False
+    """Whether the draft model of a speculative configuration is sized too."""
+
+
+class Library:
+    """All sources that have listings. `wall` is the wall clock in seconds (for what lies on disk)."""
+
+    def __init__(self, options: ReaderOptions, wall: Callable[[], float]) -> None:
+        self._options = options
+        self._client = hub_client(options.hub_seconds)
+        self._hub = HuggingFace(self._client, options.huggingface_endpoint, options.huggingface_token)
+        self._scope = ModelScope(self._client, options.modelscope_endpoint)
+        self.threads = AbandonableThreads()
+        self._cache = DiskCache(options.cache_dir, wall) if options.cache_dir else None
+        self._big = anyio.Semaphore(1)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def open(self, origin: Origin, *, deep: bool = False) -> Files:
+        """List an origin. `deep`: directories of a local path too (hubs always list them)."""
+        if origin.source is Source.LOCAL_PATH:
+            return await LocalFiles.open(origin.name, self.threads, self._options.local_seconds, deep=deep)
+        return await within(self._options.hub_seconds, lambda: self._open_hub(origin), origin.name)
+
+    async def config(self, files: Files) -> Mapping[str, Any] | None:
+        """`config.json`; None where the model has none."""
+        return await within(self._seconds(files), lambda: contents.read_config(files), files.label)
+
+    async def model_index(self, files: Files) -> Any | None:
+        """`model_index.json` of a pipeline; None where there is none."""
+        return await within(
+            self._options.probe_seconds, lambda: contents.read_model_index(files), files.label
+        )
+
+    async def weights(self, files: Files, model_index: Any | None = None) -> contents.Weights:
+        """Sizes and types of the weights, once per commit or fingerprint."""
+        key = f"{files.key}/@weights{'' if model_index is None else ':pipeline'}"
+        kept = await self._from_disk(key)
+        if kept is not None:
+            with suppress(ValueError, KeyError, TypeError):
+                return contents.from_json(kept)
+        found = await within(
+            self._seconds(files),
+            lambda: contents.read_weights(files, model_index, big=self._big),
+            files.label,
+        )
+        await self._to_disk(key, contents.as_json(found), PINNED_SECONDS)
+        return found
+
+    async def _open_hub(self, origin: Origin) -> Files:
+        hub = self._scope if origin.source is Source.MODEL_SCOPE else self._hub
+        key = f"{origin.source}:{hub.endpoint}:{origin.name}@{origin.revision or ''}/@listing"
+        listing = await self._from_disk(key)
+        fresh = listing is None
+        if listing is None:
+            listing = await hub.listing(origin.name, origin.revision)
+        files = hub.files(origin.name, origin.revision, listing)
+        if fresh:
+            pinned = bool(origin.revision and _COMMIT.fullmatch(origin.revision))
+            await self._to_disk(key, listing, PINNED_SECONDS if pinned else self._options.hub_fresh)
+        if self._cache is None:
+            return files
+        return CachedFiles(files, self._cache, self.threads, PINNED_SECONDS)
+
+    def _seconds(self, files: Files) -> float:
+        return self._options.local_seconds if files.cheap else self._options.hub_seconds
+
+    async def _from_disk(self, key: str) -> bytes | None:
+        cache = self._cache
+        return await self.threads.run(lambda: cache.get(key), group=GROUP) if cache else None
+
+    async def _to_disk(self, key: str, body: bytes, seconds: float) -> None:
+        if (cache := self._cache) is not None:
+            await self.threads.run(lambda: cache.put(key, body, seconds), group=GROUP)
+
+
+async def within(seconds: float, call: Callable[[], Awaitable[T]], label: str) -> T:
+    """Await `call()` for so long; raise ModelUnreadable (`timeout`, retryable) afterwards."""
+    try:
+        with anyio.fail_after(seconds):
+            return await call()
+    except TimeoutError:
+        raise ModelUnreadable(
+            "timeout", f"{label} was not read within {seconds:g} s", "check hub and network", retryable=True
+        ) from None
