@@ -59,6 +59,12 @@ def query(url: str, statement: str) -> object:
     return asyncio.run(ask())
 
 
+ACTIVE = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE state = 'active' AND query LIKE '%generate_series%' AND pid <> pg_backend_pid()"
+)
+
+
 def await_true(condition: Callable[[], bool], timeout: float = 30.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
@@ -129,6 +135,28 @@ def test_after_a_crash_the_next_start_recovers_what_was_committed(folder: Path) 
         server.start()
         assert query(server.url(), "SELECT n FROM kept") == 7
     assert "automatic recovery in progress" in server.log.read_text()
+
+
+@on_linux
+def test_after_a_kill_of_the_server_even_with_a_query_running_it_starts_again(folder: Path) -> None:
+    async def kill_amid_a_query(server: EmbeddedPostgres) -> None:
+        connection = await asyncpg.connect(server.url())
+        pid = server.pid
+        assert pid is not None
+        # busy, not waiting: it does not notice that its postmaster is gone
+        busy = asyncio.create_task(connection.fetchval("SELECT count(*) FROM generate_series(1, 1000000000)"))
+        await asyncio.sleep(0)
+        while not await asyncio.to_thread(query, server.url(), ACTIVE):
+            await asyncio.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(await_true, lambda: server.pid is None)
+        await asyncio.to_thread(server.start)
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+            await busy
+
+    with EmbeddedPostgres(folder, settings=QUICK) as server:
+        asyncio.run(kill_amid_a_query(server))
+        assert query(server.url(), "SELECT 1") == 1
 
 
 def test_a_connected_client_does_not_hold_up_a_stop(folder: Path) -> None:

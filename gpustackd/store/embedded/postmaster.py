@@ -130,6 +130,28 @@ def await_predecessor(data: Path, patience: float, report: Callable[[str], None]
     return None
 
 
+def end_orphans(data: Path, patience: float = 10.0) -> None:
+    """End what a killed postmaster left: a backend busy with a query does not notice, and no other may start.
+
+    Only for a folder that is ours and has no postmaster.
+    """
+    deadline = time.monotonic() + patience
+    while (orphans := _backends_of(data)) and time.monotonic() < deadline:
+        for pid in orphans:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGQUIT)
+        time.sleep(POLL)
+
+
+def _backends_of(data: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            if (entry / "exe").readlink().name.startswith("postgres") and (entry / "cwd").samefile(data):
+                found.append(int(entry.name))
+    return found
+
+
 def last_words(log: Path) -> str:
     """What the log ends with, on one line."""
     try:

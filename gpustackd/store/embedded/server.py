@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from gpustackd.store.embedded.binaries import EmbeddedPostgresFailed, find_binaries
 from gpustackd.store.embedded.identity import Identity, choose
-from gpustackd.store.embedded.postmaster import Postmaster, await_predecessor
+from gpustackd.store.embedded.postmaster import Postmaster, await_predecessor, end_orphans
 
 Setting = str | int | float | bool
 
@@ -116,11 +116,13 @@ class EmbeddedPostgres:
         """Start it and wait until it takes connections; a new folder is initialised first."""
         if self.pid is not None:
             return self
+        self._halt(signal.SIGQUIT)  # lets go of one that died by itself
         self._take_folder()
         try:
             identity = choose(self.data, self.binaries.postgres)
             if pid := await_predecessor(self.data, PREDECESSOR_PATIENCE, self._report):
                 raise AlreadyRunning(self.folder, pid)
+            end_orphans(self.data)
             if not (self.data / "PG_VERSION").exists():
                 self._initialise(identity)
             self._launch(identity)
