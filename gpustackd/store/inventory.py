@@ -18,6 +18,8 @@ from gpustackd.store import migrate
 from gpustackd.store.connect import UNREACHABLE, connect, unavailable
 
 Row = dict[str, Any]
+Connection = asyncpg.Connection
+"""What the commands hold in their hands; only this package knows more of it."""
 
 _WORKERS = """
 SELECT w.id, w.name, c.name AS cluster, w.state, w.state_message, w.labels, w.ip, w.cpu_arch,
@@ -35,8 +37,8 @@ SELECT w.id, w.name, c.name AS cluster, w.state, w.state_message, w.labels, w.ip
 
 _GPUS = """
 SELECT g.id, w.name AS worker, w.state AS worker_state, g.type, g.index, g.vendor, g.name, g.uuid,
-       g.vram_total, w.vram_reserved, g.vram_allocated, g.capacity, g.vram_used, g.open, g.schedulable, g.over_committed,
-       w.unified_memory, w.ram_capacity, w.ram_allocated,
+       g.vram_total, w.vram_reserved, g.vram_allocated, g.capacity, g.vram_used, g.open, g.schedulable,
+       g.over_committed, w.unified_memory, w.ram_capacity, w.ram_allocated,
        coalesce((SELECT jsonb_agg(jsonb_build_object('name', i.name, 'model', m.name, 'state', i.state,
                                                      'part', k.part, 'vram', k.vram) ORDER BY i.name)
                    FROM instance_claims k JOIN model_instances i ON i.id = k.instance_id
@@ -147,7 +149,7 @@ class Inventory:
             raise Refused(
                 f"there is no {kind.removesuffix('s')} {name}", f"`gpustackd get {kind}` lists them"
             )
-        return rows
+        return found
 
     async def decisions(self, instance_id: int, limit: int = 10) -> list[Row]:
         """The newest decision records of an instance, newest first."""
@@ -164,9 +166,9 @@ def plain(row: Mapping[str, Any] | asyncpg.Record) -> Row:
     return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in dict(row).items()}
 
 
-def by_worker(gpus: Sequence[Row]) -> dict[str, list[Row]]:
+def by_worker(gpus: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """GPUs grouped by their worker's name, in order."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[Mapping[str, Any]]] = {}
     for gpu in gpus:
         found.setdefault(gpu["worker"], []).append(gpu)
     return found

@@ -1,0 +1,87 @@
+"""`gpustackd apply`: create or update rows from documents."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
+from gpustackd.cli.output import console, print_json, table
+from gpustackd.errors import GpustackdError, UsageError
+
+if TYPE_CHECKING:
+    from gpustackd.store.apply import Applied
+    from gpustackd.store.documents import Document
+
+
+def apply(
+    file: Annotated[
+        list[Path], typer.Option("--file", "-f", help="YAML or JSON; - is standard input. May be repeated.")
+    ],
+    output: FormOption = Form.TEXT,
+    config: ConfigOption = None,
+    database_url: DatabaseOption = None,
+) -> None:
+    """Create or update rows from documents.
+
+    Clusters, workers with their GPUs, models, instances and the rest, by name.
+
+    Each file is one transaction: a refused document refuses its file, the others are applied. Fields are
+    named as the columns; cluster, worker and model may be named instead of given by id. An instance that
+    names worker, gpu_type, gpu_indexes and computed_resource_claim is taken over where it runs.
+
+    Example: gpustackd apply -f deploy/examples/fleet.yaml -f models.yaml
+    """
+    url = database(config, database_url)
+    texts = [_read(path) for path in file]
+    applied, refused = anyio.run(_apply, url, texts)
+    if output is Form.JSON:
+        refusals = [{"problem": e.problem, "next": e.remedy} for e in refused]
+        print_json({"applied": [a.as_json() for a in applied], "refused": refusals})
+    elif applied:
+        rows = [(a.kind, a.name, a.action, a.note) for a in applied]
+        console().print(table(["KIND", "NAME", "DONE", ""], rows))
+    if refused:
+        from gpustackd.cli import failure
+
+        raise typer.Exit(max(failure.tell(error) for error in refused))
+
+
+def _read(path: Path) -> tuple[str, str]:
+    """(text, name) of one file. Raise UsageError where it cannot be read."""
+    if str(path) == "-":
+        return sys.stdin.read(), "standard input"
+    try:
+        return path.read_text("utf-8"), str(path)
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text", "apply takes YAML or JSON") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
+
+
+async def _apply(url: str, texts: Sequence[tuple[str, str]]) -> tuple[list[Applied], list[GpustackdError]]:
+    from gpustackd.errors import Refused
+    from gpustackd.store.apply import apply_documents
+    from gpustackd.store.documents import read_documents
+    from gpustackd.store.inventory import connected
+
+    applied: list[Applied] = []
+    refused: list[GpustackdError] = []
+    files: list[list[Document]] = []
+    for text, name in texts:
+        try:
+            files.append(read_documents(text, name))
+        except Refused as error:
+            refused.append(error)
+    async with connected(url, "gpustackd apply", lock_timeout="30s") as connection:
+        for documents in files:
+            try:
+                applied.extend(await apply_documents(connection, documents))
+            except Refused as error:
+                refused.append(error)
+    return applied, refused

@@ -1,0 +1,122 @@
+"""`gpustackd check`: can a daemon work with these settings and this database?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import typer
+
+from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, settings
+from gpustackd.cli.output import console, print_json
+from gpustackd.errors import DatabaseUnavailable, WrongRevision
+from gpustackd.redaction import mask_url
+
+if TYPE_CHECKING:
+    from gpustackd.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one look found. `exit_code` counts where it is not `ok`."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    exit_code: int = 3
+
+
+def check(
+    output: FormOption = Form.TEXT, config: ConfigOption = None, database_url: DatabaseOption = None
+) -> None:
+    """Can a daemon work with these settings and this database?
+
+    Says of each whether it is in order: settings, database, rights, schema, notifications.
+
+    Exit 2 for settings, 3 for the database or its schema, 1 where only notifications are not heard.
+
+    Example: gpustackd check --config /etc/gpustackd.toml
+    """
+    found = settings(config, database_url)
+    found.require_database()
+    results = [Result("settings", True, "all known, all valid"), *anyio.run(_database, found)]
+    codes = [r.exit_code for r in results if not r.ok]
+    if output is Form.JSON:
+        looks = [{"name": r.name, "ok": r.ok, "detail": r.detail, "remedy": r.remedy} for r in results]
+        print_json({"ok": not codes, "checks": looks})
+    else:
+        shown = console()
+        for r in results:
+            mark = "[green]ok  [/]" if r.ok else "[red]FAIL[/]"
+            shown.print(f"{mark} {r.name:14}", end="")
+            shown.print(r.detail, markup=False)
+            if r.remedy:
+                shown.print(f"{'':20}next: {r.remedy}", markup=False)
+    if codes:
+        raise typer.Exit(max(codes))
+
+
+async def _database(found: Settings) -> list[Result]:
+    from gpustackd.store import fitness, migrate
+    from gpustackd.store.inventory import connected, revision
+
+    url = found.require_database()
+    results: list[Result] = []
+    try:
+        async with connected(url, "gpustackd check", any_revision=True) as connection:
+            where = mask_url(url) if found.database_url else "the place that the PG* variables name"
+            results.append(_server(*fitness.version(connection), where))
+            writable = await fitness.takes_writes(connection)
+            results.append(_writable(writable, await fitness.denied(connection)))
+            results.append(_schema(await revision(connection), migrate.judge))
+            results.append(await _notifications(found.require_listen_database(), connection))
+    except DatabaseUnavailable as error:
+        results.append(Result("database", False, error.problem, error.remedy, error.exit_code))
+    return results
+
+
+def _server(major: int, minor: int, where: str) -> Result:
+    from gpustackd.store.fitness import NEWEST, OLDEST
+
+    if major < OLDEST:
+        supported = f"use PostgreSQL {OLDEST} to {NEWEST}"
+        return Result("database", False, f"PostgreSQL {major} at {where} is too old", supported)
+    return Result("database", True, f"PostgreSQL {major}.{minor} at {where}")
+
+
+def _writable(writable: bool, denied: Sequence[str]) -> Result:
+    if not writable:
+        return Result("writable", False, "the server takes no writes", "connect to the primary")
+    if denied:
+        rights = "grant it SELECT, INSERT, UPDATE and DELETE"
+        return Result("writable", False, f"this user may not write {', '.join(denied)}", rights)
+    return Result("writable", True, "yes")
+
+
+def _schema(now: str | None, judge: Callable[[str | None], None]) -> Result:
+    try:
+        judge(now)
+    except WrongRevision as error:
+        return Result("schema", False, error.problem, error.remedy, error.exit_code)
+    return Result("schema", True, f"at {now}, which this build works with")
+
+
+async def _notifications(listen_url: str, sender: Any) -> Result:
+    from gpustackd.store import fitness
+
+    try:
+        took = await fitness.hears(listen_url, sender)
+    except DatabaseUnavailable as error:
+        return Result("notifications", False, error.problem, "check GPUSTACKD_LISTEN_DATABASE_URL", 1)
+    if took is None:
+        return Result(
+            "notifications",
+            False,
+            f"none was heard within {fitness.LISTEN_PATIENCE:.0f} s; placements would wait for the rescan",
+            "a pooler swallows LISTEN: set GPUSTACKD_LISTEN_DATABASE_URL to the server itself",
+            1,
+        )
+    return Result("notifications", True, f"heard after {took * 1000:.1f} ms")

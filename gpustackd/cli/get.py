@@ -1,0 +1,176 @@
+"""`gpustackd get`: what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from gpustackd.cli.options import ConfigOption, DatabaseOption, Output, OutputOption, database
+from gpustackd.cli.output import console, gib, print_json, state, table
+
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], Any]]
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    CLUSTERS = "clusters"
+    WORKERS = "workers"
+    GPUS = "gpus"
+    MODELS = "models"
+    INSTANCES = "instances"
+
+
+def get(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    name: Annotated[
+        str | None, typer.Argument(help="Only this one; a GPU is worker:type:index, or all of a worker.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    config: ConfigOption = None,
+    database_url: DatabaseOption = None,
+) -> None:
+    """List clusters, workers, GPUs, models or instances.
+
+    JSON is always a list, sizes are bytes in it.
+
+    Example: gpustackd get instances -o wide
+    """
+    from gpustackd.store.inventory import Inventory, connected
+
+    url = database(config, database_url)
+
+    async def run() -> list[dict[str, Any]]:
+        async with connected(url, "gpustackd get") as connection:
+            return await Inventory(connection).rows(kind.value, name)
+
+    rows = anyio.run(run)
+    if output is Output.JSON:
+        print_json(rows)
+    elif not rows:
+        console(stderr=True).print(f"no {kind.value} yet", style="dim")
+    else:
+        columns = [*_COLUMNS[kind], *(_MORE[kind] if output is Output.WIDE else ())]
+        console().print(rows_table(columns, rows))
+
+
+def rows_table(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
+    """Rows as a table of these columns."""
+    numbers = {
+        "GPUS",
+        "WORKERS",
+        "READY",
+        "MODELS",
+        "INSTANCES",
+        "PRIORITY",
+        "ATTEMPTS",
+        "REPLICAS",
+        "RAM",
+        "VRAM",
+    }
+    return table([c for c, _ in columns], [[cell(r) for _, cell in columns] for r in rows], right=numbers)
+
+
+def _used(used: str, total: str) -> Callable[[Row], str]:
+    return lambda r: f"{(r[used] or 0) / 2**30:.0f}/{gib(r[total])}"
+
+
+def _states(r: Row) -> str:
+    return ", ".join(f"{n} {s}" for s, n in sorted(r["instances"].items())) or "none"
+
+
+def place(r: Row) -> str:
+    """`worker type:0,1 + other …`: where an instance is, `-` where it is nowhere."""
+    if not r["worker"]:
+        return "-"
+    main = _cards(r["worker"], r["gpu_type"], r["gpu_indexes"])
+    others = [_cards(s["worker_name"], s["gpu_type"], s["gpu_indexes"]) for s in r["subordinates"]]
+    return " + ".join([main, *others])
+
+
+def _cards(worker: str, kind: str | None, indexes: Sequence[int] | None) -> str:
+    return f"{worker} {kind}:{','.join(str(i) for i in indexes)}" if indexes else f"{worker} cpu"
+
+
+def first_line(text: str | None, limit: int = 90) -> str:
+    """The beginning of a message, for a table."""
+    line = (text or "").strip().splitlines()[0] if text and text.strip() else ""
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+_COLUMNS: Mapping[Kind, Sequence[Column]] = {
+    Kind.CLUSTERS: [
+        ("NAME", lambda r: r["name"]),
+        ("WORKERS", lambda r: r["workers"]),
+        ("READY", lambda r: r["ready"]),
+        ("GPUS", lambda r: r["gpus"]),
+        ("MODELS", lambda r: r["models"]),
+    ],
+    Kind.WORKERS: [
+        ("NAME", lambda r: r["name"]),
+        ("CLUSTER", lambda r: r["cluster"]),
+        ("STATE", lambda r: state(r["state"])),
+        ("GPUS", lambda r: r["gpus"]),
+        ("VRAM", _used("vram_allocated", "vram_total")),
+        ("RAM", _used("ram_allocated", "ram_total")),
+        ("INSTANCES", lambda r: r["instances"]),
+        ("", lambda r: "OVER-COMMITTED" if r["over_committed"] else ""),
+    ],
+    Kind.GPUS: [
+        ("WORKER", lambda r: r["worker"]),
+        ("GPU", lambda r: f"{r['type']}:{r['index']}"),
+        ("NAME", lambda r: r["name"]),
+        ("VRAM", _used("vram_allocated", "vram_total")),
+        ("OPEN", lambda r: r["open"]),
+        ("HELD BY", lambda r: ", ".join(i["name"] for i in r["instances"]) or "-"),
+    ],
+    Kind.MODELS: [
+        ("NAME", lambda r: r["name"]),
+        ("SOURCE", lambda r: r["source"]),
+        ("WHERE", lambda r: r["location"]),
+        ("REPLICAS", lambda r: r["replicas"]),
+        ("STATES", _states),
+    ],
+    Kind.INSTANCES: [
+        ("NAME", lambda r: r["name"]),
+        ("MODEL", lambda r: r["model"]),
+        ("STATE", lambda r: state(r["state"])),
+        ("PLACE", place),
+        ("WHY", lambda r: first_line(r["state_message"])),
+    ],
+}
+
+_MORE: Mapping[Kind, Sequence[Column]] = {
+    Kind.CLUSTERS: [("ID", lambda r: r["id"])],
+    Kind.WORKERS: [
+        ("IP", lambda r: r["ip"]),
+        ("LABELS", lambda r: ",".join(f"{k}={v}" for k, v in sorted((r["labels"] or {}).items())) or "-"),
+        ("MESSAGE", lambda r: first_line(r["state_message"])),
+        ("HEARTBEAT", lambda r: r["heartbeat_at"]),
+    ],
+    Kind.GPUS: [
+        ("UUID", lambda r: r["uuid"]),
+        ("IN USE", lambda r: gib(r["vram_used"])),
+        ("SCHEDULABLE", lambda r: r["schedulable"]),
+    ],
+    Kind.MODELS: [
+        ("CLUSTER", lambda r: r["cluster"]),
+        ("BACKEND", lambda r: r["backend"]),
+        ("CATEGORIES", lambda r: ", ".join(r["categories"] or []) or "-"),
+        ("PRIORITY", lambda r: r["priority"]),
+        ("PARAMETERS", lambda r: " ".join(r["backend_parameters"] or []) or "-"),
+    ],
+    Kind.INSTANCES: [
+        ("VRAM", lambda r: gib(r["vram"])),
+        ("RAM", lambda r: gib(r["ram"])),
+        ("PRIORITY", lambda r: r["priority"]),
+        ("ATTEMPTS", lambda r: r["attempts"]),
+        ("NEXT TRY", lambda r: r["next_attempt_at"]),
+        ("CREATED", lambda r: r["created_at"]),
+    ],
+}

@@ -1,0 +1,70 @@
+"""Answers on stdout: JSON of a stable shape, or tables for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPED_WIDTH = 200
+"""Columns where the output is no terminal: wide enough that tables are not cut."""
+
+STATE_STYLES = {
+    "RUNNING": "green",
+    "READY": "green",
+    "SCHEDULED": "cyan",
+    "INITIALIZING": "cyan",
+    "DOWNLOADING": "cyan",
+    "STARTING": "cyan",
+    "PENDING": "yellow",
+    "ANALYZING": "yellow",
+    "MAINTENANCE": "yellow",
+    "NOT_READY": "red",
+    "UNREACHABLE": "red",
+    "ERROR": "red",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that wraps nothing and colours nothing where no person looks."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else PIPED_WIDTH
+    )
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()) -> Table:
+    """A table without lines; columns named in `right` are aligned to the right."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    right = set(right)
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in row))
+    return made
+
+
+def state(word: str) -> Text:
+    return Text(word, style=STATE_STYLES.get(word, ""))
+
+
+def gib(size: int | None) -> str:
+    """Bytes in GiB, as people compare cards; `?` where unknown."""
+    return "?" if size is None else f"{size / 2**30:.1f} GiB" if size else "0"
+
+
+def _shown(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return str(cell)

@@ -1,0 +1,81 @@
+"""`gpustackd run`: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from gpustackd.cli.options import ConfigOption, DatabaseOption, settings
+from gpustackd.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpustackd.settings import Settings
+
+
+def run(
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Bring a PostgreSQL of its own, with its data in DIR.")
+    ] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]", help="With --embedded: where the data are. [default: ~/.local/share/gpustackd]"
+        ),
+    ] = None,
+    migrate: Annotated[bool, typer.Option("--migrate", help="Bring the schema up to date first.")] = False,
+    config: ConfigOption = None,
+    database_url: DatabaseOption = None,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Health and metrics; `off` for none.")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="debug, info, warning or error.")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or text.")] = None,
+    replica: Annotated[str | None, typer.Option("--replica", help="Name in logs and records.")] = None,
+) -> None:
+    """The daemon, until SIGTERM or SIGINT.
+
+    Run as many replicas as you like on one database.
+
+    Example: gpustackd run --embedded ./data
+    """
+    if directory is not None and not embedded:
+        raise UsageError(f"{directory} is no option of run", "a directory goes with --embedded")
+    if embedded and database_url:
+        raise UsageError("--embedded and --database-url are two databases", "give one of them")
+    found = settings(
+        config, database_url, http=http, log_level=log_level, log_format=log_format, replica=replica
+    )
+    if not embedded:
+        found.require_database()
+    where = (directory or default_directory()) if embedded else None
+    anyio.run(_daemon, found, where, migrate, backend="asyncio", backend_options=_loop())
+
+
+async def _daemon(found: Settings, embedded: Path | None, migrate: bool) -> None:
+    from gpustackd.daemon import compose
+
+    await compose.run(found, embedded=embedded, migrate=migrate)
+
+
+def default_directory() -> Path:
+    """Where the data of `run --embedded` are when nobody says."""
+    base = os.environ.get("XDG_DATA_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "share") / "gpustackd"
+    except RuntimeError:  # no home
+        return Path("gpustackd-data")
+
+
+def _loop() -> dict[str, Any]:
+    """The faster event loop where it is installed."""
+    try:
+        import uvloop  # noqa: F401
+    except ImportError:
+        return {}
+    return {"use_uvloop": True}
