@@ -1,0 +1,220 @@
+"""Metrics of one replica, in a registry of its own: Prometheus names in base units (seconds, bytes)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+PHASES: Final = ("claim", "facts", "decide", "commit")
+OUTCOMES: Final = ("placed", "no_fit", "conflict", "preempted", "error", "lost")
+_DECISION = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 1.28e-2, 2.56e-2, 0.1, 1.0)
+_PHASE = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.5, 2.0, 15.0)
+_WAIT = (5e-3, 1e-2, 2e-2, 4e-2, 0.1, 0.25, 1.0, 5.0, 30.0, 180.0, 600.0, 3600.0)
+_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """Everything that is counted. One object per process, passed to the parts that count.
+
+    What happens is counted by a call; what is (queue, fleet) is asked when a scrape comes, see `watch`.
+    """
+
+    def __init__(self, version: str, replica: str) -> None:
+        self.registry = on = CollectorRegistry()
+        self._attempts = Counter("gpustackd_attempts", "Outcomes of attempts", ["outcome"], registry=on)
+        self._conflicts = Counter(
+            "gpustackd_commit_conflicts", "Placements rejected because another was faster", registry=on
+        )
+        self._only_by_rescan = Counter(
+            "gpustackd_placed_only_by_rescan",
+            "Placements of instances that no notification told of",
+            registry=on,
+        )
+        self._waits = Histogram(
+            "gpustackd_wait_seconds", "From the row's creation to its placement", buckets=_WAIT, registry=on
+        )
+        self._phases = Histogram(
+            "gpustackd_phase_seconds", "One batch in one phase", ["phase"], buckets=_PHASE, registry=on
+        )
+        self._decisions = Histogram(
+            "gpustackd_decision_seconds", "One decision", buckets=_DECISION, registry=on
+        )
+        self._batches = Histogram(
+            "gpustackd_batch_size", "Outcomes in one commit", buckets=_BATCH, registry=on
+        )
+        self._listening = Gauge("gpustackd_listening", "1 while notifications are heard", registry=on)
+        self._rescans = Counter("gpustackd_rescans", "Full scans", registry=on)
+        self._corrections = Counter(
+            "gpustackd_rescan_corrections", "Full scans that found the view of the fleet wrong", registry=on
+        )
+        self._rescan_seconds = Histogram(
+            "gpustackd_rescan_seconds", "A full scan", buckets=_PHASE, registry=on
+        )
+        self._expired = Counter(
+            "gpustackd_leases_expired", "Claims taken back from replicas gone", registry=on
+        )
+        self._database_up = Gauge("gpustackd_database_up", "1 while the database answers", registry=on)
+        self._database_errors = Counter(
+            "gpustackd_database_errors", "Statements that failed, by kind", ["kind"], registry=on
+        )
+        build = Gauge("gpustackd_build_info", "1, labelled", ["version", "replica"], registry=on)
+        build.labels(version, replica).set(1)
+        ProcessCollector(registry=on)
+        for phase in PHASES:
+            self._phases.labels(phase)
+        for outcome in OUTCOMES:
+            self._attempts.labels(outcome)
+        self._database_errors.labels("lost")
+
+        self._reconnects = 0
+        self._deaf_probes = 0
+        self._dropped_before = 0
+        self._queue: Callable[[], Mapping[str, int]] = dict
+        self._fleet: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._held: Callable[[], int] = lambda: 0
+        self._dropped: Callable[[], int] = lambda: 0
+        on.register(_Asked(self._session))
+        on.register(_Asked(self._heard))
+
+    # -- what happened --------------------------------------------------------------------------------
+
+    def attempt(self, outcome: str, *, rescan_only: bool = False, waited: float | None = None) -> None:
+        """An attempt ended (`placed`, `no_fit`, `error`, `lost`, …). `waited`: seconds since the row was made;
+        `rescan_only`: no notification had told of the instance."""
+        self._attempts.labels(outcome).inc()
+        if rescan_only:
+            self._only_by_rescan.inc()
+        if waited is not None:
+            self._waits.observe(waited)
+
+    def decision(self, seconds: float) -> None:
+        """One decision took so long."""
+        self._decisions.observe(seconds)
+
+    def conflict(self) -> None:
+        """A placement was rejected: the rows did not offer what was decided on."""
+        self._conflicts.inc()
+
+    def phase(self, name: str, seconds: float) -> None:
+        """A batch went through `claim`, `facts`, `decide` or `commit` in so long."""
+        self._phases.labels(name).observe(seconds)
+
+    def batch(self, size: int) -> None:
+        """So many outcomes were written by one call."""
+        self._batches.observe(size)
+
+    def rescan(self, *, corrected: bool, seconds: float | None = None) -> None:
+        """A full scan was made; `corrected` says that the view of the fleet had to be."""
+        self._rescans.inc()
+        if corrected:
+            self._corrections.inc()
+        if seconds is not None:
+            self._rescan_seconds.observe(seconds)
+
+    def leases_expired(self, count: int) -> None:
+        """So many claims were taken back from replicas that are gone."""
+        self._expired.inc(count)
+
+    def database_up(self, up: bool) -> None:
+        """The database answers, or is lost (which counts as one error)."""
+        self._database_up.set(up)
+        if not up:
+            self.database_error("lost")
+
+    def database_error(self, kind: str) -> None:
+        """A statement failed."""
+        self._database_errors.labels(kind).inc()
+
+    def listening(self, heard: bool, reconnects: int, probe_failures: int) -> None:
+        """The listener's state, with its totals since the start of the process."""
+        self._listening.set(heard)
+        self._reconnects, self._deaf_probes = reconnects, probe_failures
+
+    # -- what is --------------------------------------------------------------------------------------
+
+    def watch(
+        self,
+        *,
+        queue: Callable[[], Mapping[str, int]],
+        fleet: Callable[[], tuple[int, int]],
+        held: Callable[[], int],
+        dropped: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """From now on scrapes ask these: ids per lane, (workers, GPUs) known, claims held, and ids for which
+        the queue had no room (its total; totals of queues watched before are kept)."""
+        self._dropped_before += self._dropped()
+        self._queue, self._fleet, self._held, self._dropped = queue, fleet, held, dropped
+
+    def watch_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Have scrapes ask for one more figure, such as the age of the loop's last beat in seconds."""
+        self.registry.register(_Asked(lambda: [GaugeMetricFamily(name, text, value=value())], name, "gauge"))
+
+    def watch_total(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """The same for a figure that only rises; `_total` is added to its name."""
+        self.registry.register(
+            _Asked(lambda: [CounterMetricFamily(name, text, value=value())], name, "counter")
+        )
+
+    def _session(self) -> Iterable[Metric]:
+        lanes = GaugeMetricFamily("gpustackd_queue_items", "Instances by lane", labels=["lane"])
+        for lane, count in self._queue().items():
+            lanes.add_metric([str(lane)], count)
+        yield lanes
+        dropped = self._dropped_before + self._dropped()
+        yield CounterMetricFamily("gpustackd_queue_dropped", "Instances without room", value=dropped)
+        workers, gpus = self._fleet()
+        yield GaugeMetricFamily("gpustackd_fleet_workers", "Workers known", value=workers)
+        yield GaugeMetricFamily("gpustackd_fleet_gpus", "GPUs known", value=gpus)
+        yield GaugeMetricFamily("gpustackd_claims_held", "Instances under our lease", value=self._held())
+
+    def _heard(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(
+            "gpustackd_listen_reconnects", "Connections for LISTEN made anew", value=self._reconnects
+        )
+        yield CounterMetricFamily(
+            "gpustackd_listen_probe_failures",
+            "Notifications to ourselves that never came",
+            value=self._deaf_probes,
+        )
+
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """All of it in the form the scraper likes (its Accept header), and the content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(_WithoutBirths(self.registry)), content_type
+
+
+class _WithoutBirths(Collector):
+    """Leaves out the `_created` series, which double every counter and are asked for by nobody."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+class _Asked(Collector):
+    """Asks when a scrape comes. What cannot be answered is left out; it must not cost the other figures."""
+
+    def __init__(self, ask: Callable[[], Iterable[Metric]], name: str = "", kind: str = "") -> None:
+        self._ask = ask
+        self._claimed = [Metric(name, "", kind)] if name else []
+
+    def describe(self) -> Iterable[Metric]:
+        """Names to hold against doubles."""
+        return self._claimed
+
+    def collect(self) -> Iterable[Metric]:
+        found: list[Metric] = []
+        try:
+            found.extend(self._ask())
+        except Exception:
+            return found
+        return found
