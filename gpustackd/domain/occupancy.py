@@ -77,7 +77,8 @@ class Occupancy(Columns):
         """instance id -> workers that the feed overwrote while its placement was assumed."""
         self.model_on_worker: dict[int, dict[int, int]] = defaultdict(dict)
         """model id -> {worker position: GPU slots (or CPU placements) it holds there}."""
-        self.model_on_gpu: dict[int, dict[Place, int]] = defaultdict(dict)
+        self.model_on_gpu: dict[int, dict[int, dict[int, int]]] = defaultdict(dict)
+        """model id -> {worker position: {slot: instances of it there}}."""
         self.instances_on_worker: dict[int, dict[int, int]] = defaultdict(dict)
         """worker id -> {instance id: ledger rows, real or assumed, it has there}."""
         self._reach: dict[int, dict[int, int]] = {}
@@ -112,6 +113,11 @@ class Occupancy(Columns):
     def reach(self, instance_id: int) -> tuple[int, ...]:
         """Ids of the workers on which an instance has a part."""
         return tuple(self._reach.get(instance_id, ()))
+
+    def rows_of(self, instance_id: int) -> list[Booking]:
+        """Ledger rows of an instance, real or assumed, as far as known."""
+        assumed = self.assumed.get(instance_id)
+        return [*self.by_instance.get(instance_id, ()), *(assumed.bookings if assumed else ())]
 
     def _drop_booking(self, b: Booking) -> None:
         rows = self.bookings.get(b.worker_id)
@@ -201,10 +207,13 @@ class Occupancy(Columns):
         self.occupants[w] += by
 
     def _count_on_gpu(self, b: Booking, place: Place, by: int) -> None:
-        counts = self.model_on_gpu[b.model_id]
-        _add(counts, place, by)
-        if not counts:
-            del self.model_on_gpu[b.model_id]
+        workers = self.model_on_gpu[b.model_id]
+        slots = workers.setdefault(place[0], {})
+        _add(slots, place[1], by)
+        if not slots:
+            del workers[place[0]]
+            if not workers:
+                del self.model_on_gpu[b.model_id]
         self.gpu_occupants[place] += by
 
     def _on(self, worker_id: int) -> list[tuple[Booking, bool]]:
@@ -252,7 +261,9 @@ class Occupancy(Columns):
                      "gpu_occupants", "spanning", "touched"):  # fmt: skip
             setattr(view, name, getattr(self, name).copy())
         view.model_on_worker = defaultdict(dict, {m: dict(c) for m, c in self.model_on_worker.items()})
-        view.model_on_gpu = defaultdict(dict, {m: dict(c) for m, c in self.model_on_gpu.items()})
+        view.model_on_gpu = defaultdict(
+            dict, {m: {w: dict(s) for w, s in c.items()} for m, c in self.model_on_gpu.items()}
+        )
         view.instances_on_worker = defaultdict(
             dict, {w: dict(i) for w, i in self.instances_on_worker.items()}
         )

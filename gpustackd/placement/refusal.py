@@ -16,11 +16,15 @@ from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.fit.rules import Rules, Taking
+from gpustackd.placement.hand_picked import HandPicked
 from gpustackd.placement.names import gib, gib_number
 from gpustackd.placement.search import Search
 
 LIMIT = 3500
 """Bytes of a message, so that the row and the log stay readable at any fleet size."""
+
+
+MEMORY = ("gpu_selector.in_use", "gpu_selector.overcommit")
 
 
 def refuse(search: Search) -> NoFit:
@@ -29,6 +33,12 @@ def refuse(search: Search) -> NoFit:
     fleet = search.fleet
     reasons, cures = chain.refusals(search.filters, fleet, search.bits, fleet.alive)
     rows = np.flatnonzero(search.bits == 0)
+    for step in search.ladder:
+        if isinstance(step, HandPicked):  # workers that were never meant are no news
+            reasons = step.reasons()
+            if any(r.code in MEMORY for r in reasons):
+                reasons.insert(0, needs(search.demand, search.rules))
+            return answer(reasons, cures | Cure.CAPACITY | Cure.WORKER | Cure.MODEL, search.pool)
     if len(rows):
         reasons.extend(shortfall(search, rows))
         cures |= Cure.CAPACITY

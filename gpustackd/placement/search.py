@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.domain.fleet import Bools, Fleet, Ints
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import PoolStep
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.labels import LabelFilter
-from gpustackd.placement.fit.cards import Cards
+from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.rules import Rules
-from gpustackd.placement.fit.seat import Choice
+from gpustackd.placement.fit.seat import Choice, Seat
+from gpustackd.placement.hand_picked import HandPicked
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.score.locality import Warm, shares, warm
 from gpustackd.placement.score.strategy import Scorer, Seats
-from gpustackd.placement.tiers import EPSILON, ManyGpus, OneGpu, Tier
+from gpustackd.placement.tiers import BEST, EPSILON, ManyGpus, OneGpu
 
 Floats = NDArray[np.float64]
+NOBODY: Mapping[int, int] = {}
+
+
+class Step(Protocol):
+    """One step of the ladder."""
+
+    @property
+    def step(self) -> str:
+        """Its name in answers."""
+
+    def choose(self, turn: int) -> Choice | None:
+        """The best place that this step finds."""
 
 
 class Search:
@@ -44,7 +58,7 @@ class Search:
             policy.compat,
         )
         self.first_fit = self.scorer.strategy is Strategy.FIRST_FIT
-        self.ladder: tuple[Tier, ...] = self._ladder()
+        self.ladder: tuple[Step, ...] = self._ladder()
         self._tick = -1
         self._size = 0
         self._pool: tuple[PoolStep, ...] | None = None
@@ -52,8 +66,10 @@ class Search:
         self._warm_shares: Floats | None = None
         self._warm_roster = -1
 
-    def _ladder(self) -> tuple[Tier, ...]:
-        tiers: list[Tier] = []
+    def _ladder(self) -> tuple[Step, ...]:
+        if self.demand.spec.gpu_ids:
+            return (HandPicked(self),)
+        tiers: list[Step] = []
         if self.rules.gpu_count <= 1:
             tiers.append(OneGpu(self))
         if self.rules.gpu_count != 1 and self.rules.several:
@@ -106,6 +122,33 @@ class Search:
                 return found
         return None
 
+    def pick(self, choices: Sequence[Choice], turn: int) -> Choice:
+        """The best of a few ready choices, scored; even scores by fewer hosts, less memory, then `turn`."""
+        totals, parts = self.rate([c.seats for c in choices])
+        first = int(np.argmax(totals))
+        if not self.policy.compat:
+            keys = [(len(c.seats), sum(sum(s.claims) for s in c.seats)) for c in choices]
+            best = np.flatnonzero(totals >= totals[first] - EPSILON).tolist()
+            least = min(keys[i] for i in best)
+            best = [i for i in best if keys[i] == least]
+            first = best[turn % len(best)]
+        also = sorted((i for i in range(len(choices)) if i != first), key=lambda i: -totals[i])
+        records = tuple(
+            {
+                "worker": self.fleet.row(choices[i].seats[0].w).name,
+                "gpus": sum(len(s.slots) for s in choices[i].seats),
+                "score": round(float(totals[i]), 4),
+                "parts": {k: round(float(v[i]), 4) for k, v in parts.items()},
+            }
+            for i in [first, *also[: BEST - 1]]
+        )
+        return replace(
+            choices[first],
+            score=float(totals[first]),
+            scores={k: float(v[first]) for k, v in parts.items()},
+            also=records,
+        )
+
     # -- scoring -----------------------------------------------------------------------------------------
 
     def seats(self, found: Cards, claim: Ints, booked: Ints) -> Seats:
@@ -126,19 +169,13 @@ class Search:
         )
 
     def _mine_on_cards(self, rows: Ints) -> Any:
-        counts = self.fleet.model_on_gpu.get(self.model_id)
-        if not counts:
+        workers = self.fleet.model_on_gpu.get(self.model_id)
+        if not workers:
             return 0
         mine = np.zeros((len(rows), self.fleet.slots), np.int32)
-        if len(rows) * self.fleet.slots < len(counts):
-            for r, w in enumerate(rows.tolist()):
-                for s in range(self.fleet.slots):
-                    mine[r, s] = counts.get((w, s), 0)
-            return mine
-        row_of = {w: r for r, w in enumerate(rows.tolist())}
-        for (w, s), n in counts.items():
-            if w in row_of:
-                mine[row_of[w], s] = n
+        for r, w in enumerate(rows.tolist()):
+            for s, n in workers.get(w, NOBODY).items():
+                mine[r, s] = n
         return mine
 
     def rank(self, idx: Ints, value: Floats) -> tuple[Floats, Mapping[str, Floats]]:
@@ -156,6 +193,50 @@ class Search:
             parts["preferred"] = self.gain[idx]
             total = total + parts["preferred"]
         return total, parts
+
+    def rate(self, choices: Sequence[Sequence[Seat]]) -> tuple[Floats, dict[str, Floats]]:
+        """Total score and its parts for ready choices, whatever they span; (K,)."""
+        flat = [s for seats in choices for s in seats]
+        of = np.array([k for k, seats in enumerate(choices) for _ in seats])
+        rows = np.array([s.w for s in flat], np.int64)
+        claim = np.zeros((len(flat), self.fleet.slots), np.int64)
+        taken = np.zeros(claim.shape, np.bool_)
+        for r, s in enumerate(flat):
+            claim[r, list(s.slots)] = s.claims
+            taken[r, list(s.slots)] = True
+        found = cards(self.fleet, rows, self.rules)
+        booked = claim.sum(axis=1)
+        view = self.seats(found, claim, booked[:, None])
+        value = self.scorer.together(self.scorer.cards(view), taken)
+        mine = self._mine(rows)
+        others = self.fleet.occupants[rows] - mine
+        mains = np.flatnonzero(np.diff(of, prepend=-1))
+        score = value.copy()
+        bare: Bools = ~np.any(taken, axis=1)
+        score[mains] = self.scorer.worker(value[mains], mine[mains], others[mains])
+        if bare.any():
+            ram = np.broadcast_to(np.asarray(view.ram_claim), (len(flat), 1))[:, 0]
+            alone = self.scorer.without_cards(ram[mains], found.ram[mains], mine[mains], others[mains])
+            score[mains] = np.where(bare[mains], alone, score[mains])
+        placed = np.array(
+            [
+                self.scorer.several_workers(float(score[m]), score[m + 1 : m + len(seats)].tolist())
+                for m, seats in zip(mains, choices, strict=True)
+            ]
+        )
+        parts: dict[str, Floats] = {"placement": placed}
+        files = warm(self.demand, self.policy)
+        if files.main or files.draft:
+            ids = [[int(self.fleet.worker_id[s.w]) for s in seats] for seats in choices]
+            parts["locality"] = self.policy.locality_max * np.array([files.share(i) for i in ids])
+        if self._labels is not None:
+            gain = self._labels.preference(self.fleet, rows)
+            parts["preferred"] = np.array([gain[of == k].mean() for k in range(len(choices))])
+        return sum(parts.values(), np.zeros(len(choices))), parts
+
+    def _mine(self, rows: Ints) -> Ints:
+        counts = self.fleet.model_on_worker.get(self.model_id) or NOBODY
+        return np.array([counts.get(w, 0) for w in rows.tolist()], np.int64)
 
     def _locality(self) -> Floats | None:
         found = warm(self.demand, self.policy)

@@ -72,6 +72,14 @@ class Scorer:
         """Whether the best card alone decides a placement over several cards (else: their mean)."""
         return self.strategy is Strategy.BINPACK and not self.mean_over_gpus
 
+    def together(self, values: Floats, taken: NDArray[np.bool_]) -> Floats:
+        """Value of the cards taken on each worker, as one: (R, S) to (R,)."""
+        if self.takes_best_card:
+            best: Floats = np.where(taken, values, 0.0).max(axis=1)
+            return best
+        mean: Floats = np.where(taken, values, 0.0).sum(axis=1) / np.maximum(taken.sum(axis=1), 1)
+        return mean
+
     def worker(self, value: Floats, mine: Any, others: Any) -> Floats:
         """Score of a placement on one worker from the value of its cards; (K,) over all candidates."""
         if not self.spread:

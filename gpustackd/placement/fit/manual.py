@@ -1,0 +1,235 @@
+"""Hand-picked GPUs: the only ones looked at, on one worker or on several (selectors spec section 7).
+
+A candidate is over-committed where it books less than the model needs, or books on a card more than is
+free there. That is only ever done when the model asks for it, has one replica, and nothing else fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpustackd.domain.fleet import UNKNOWN, Fleet
+from gpustackd.domain.model_spec import GpuId
+from gpustackd.placement.fit.rules import Rules, Taking
+from gpustackd.placement.fit.seat import Seat
+from gpustackd.placement.tie import block
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One selected GPU that may be used, with what would be booked on it. Sizes in bytes."""
+
+    w: int
+    slot: int
+    index: int
+    type: str
+    free: int
+    total: int
+    capacity: int
+    claim: int
+    satisfied: bool
+
+    @property
+    def rate(self) -> float:
+        return self.free / self.total if self.total else 0.0
+
+
+@dataclass(slots=True)
+class Selection:
+    """The selected GPUs, sorted into those that may be used and those that may not, with the cause."""
+
+    cards: list[Card] = field(default_factory=list)
+    absent: list[GpuId] = field(default_factory=list)
+    """No such worker, or no such GPU on it."""
+    dropped: dict[int, list[GpuId]] = field(default_factory=dict)
+    """By position: the worker is there, but a filter drops it."""
+    shut: list[GpuId] = field(default_factory=list)
+    """Closed, over-committed, or of unknown memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to use the selection."""
+
+    seats: tuple[Seat, ...]
+    used: tuple[Card, ...]
+    over: bool
+    effective: int
+    """VRAM that the selection really offers, as the spec's table counts it."""
+
+
+def resolve(fleet: Fleet, ids: Sequence[GpuId], rules: Rules, bits: Sequence[int]) -> Selection:
+    """Look up the selected GPUs; `bits` per position say which workers the filters drop."""
+    found = Selection()
+    count = max(rules.gpu_count, 1)
+    for gpu in ids:
+        w = fleet.by_name.get(gpu.worker)
+        slot = None if w is None else _slot(fleet, w, gpu)
+        if w is None or slot is None:
+            found.absent.append(gpu)
+        elif bits[w]:
+            found.dropped.setdefault(w, []).append(gpu)
+        elif not _usable(fleet, w, slot):
+            found.shut.append(gpu)
+        else:
+            free = int(fleet.free_vram(np.array([w]))[0, slot])
+            total = int(fleet.vram_total[w, slot])
+            u = rules.u(gpu.type)
+            claim = _claim(rules, total, u, count)
+            found.cards.append(
+                Card(w, slot, gpu.index, gpu.type, free, total, int(fleet.vram_capacity[w, slot]), claim,
+                     _satisfied(rules, free, total, u, claim))
+            )  # fmt: skip
+    return found
+
+
+def _slot(fleet: Fleet, w: int, gpu: GpuId) -> int | None:
+    here = np.flatnonzero((fleet.gpu_id[w] != 0) & (fleet.gpu_index[w] == gpu.index))
+    return next((s for s in here.tolist() if fleet.types[int(fleet.gpu_type[w, s])] == gpu.type), None)
+
+
+def _usable(fleet: Fleet, w: int, s: int) -> bool:
+    return bool(
+        fleet.gpu_open[w, s]
+        and not fleet.gpu_over[w, s]
+        and fleet.vram_capacity[w, s] != UNKNOWN
+        and fleet.vram_total[w, s] > 0
+    )
+
+
+def _claim(rules: Rules, total: int, u: float, count: int) -> int:
+    if rules.taking is Taking.SHARE:
+        return int(total * u)
+    if rules.taking is Taking.EACH:
+        return rules.vram
+    part = int(rules.vram / count) if rules.compat else -(-rules.vram // count)
+    return max(part, int(total * u)) if rules.taking is Taking.AT_LEAST and not rules.compat else part
+
+
+def _satisfied(rules: Rules, free: int, total: int, u: float, claim: int) -> bool:
+    if rules.taking is Taking.SHARE:
+        enough = total > 0 and free / total >= u
+        return enough if rules.compat else enough and claim <= free
+    return rules.compat or claim <= free
+
+
+def candidates(
+    cards: Sequence[Card], rules: Rules, fleet: Fleet, busy: Sequence[int], turn: int
+) -> list[Candidate]:
+    """Every way to use these cards, in the order of the spec. `busy` are positions of workers that may not
+    take part in a placement over several workers."""
+    found: list[Candidate] = []
+    count = max(rules.gpu_count, 1)
+    kinds = list(dict.fromkeys(c.type for c in cards))
+    by_type = {kind: _by_worker([c for c in cards if c.type == kind]) for kind in kinds}
+    for workers in by_type.values():
+        for mine in workers:
+            if count == 1:
+                found.extend(_candidate([[c]], rules, cards) for c in mine)
+            elif len(mine) >= count:
+                found.append(_candidate([_pick(mine, count, rules, turn)], rules, cards))
+    if count > 1 and not found:
+        for workers in by_type.values():
+            parts = _over_workers(workers, count, rules, busy)
+            if parts:
+                found.append(_candidate(parts, rules, cards))
+    if not rules.compat:
+        found = [c for c in found if _ram_holds(c, rules, fleet)]
+    return found
+
+
+def _by_worker(cards: Sequence[Card]) -> list[list[Card]]:
+    """Cards of one type by worker, the worker with most of them first, best free share first."""
+    workers: dict[int, list[Card]] = {}
+    for c in cards:
+        workers.setdefault(c.w, []).append(c)
+    for mine in workers.values():
+        mine.sort(key=lambda c: c.index)
+        mine.sort(key=lambda c: -c.rate)
+    return sorted(workers.values(), key=lambda mine: -len(mine))
+
+
+def _pick(mine: Sequence[Card], count: int, rules: Rules, turn: int) -> list[Card]:
+    good = [c for c in mine if c.satisfied]
+    if len(good) < count or rules.compat:
+        return [*good, *(c for c in mine if not c.satisfied)][:count]
+    last = good[count - 1]
+    same = [n for n, c in enumerate(good) if (c.free, c.claim) == (last.free, last.claim)]
+    first = [n for n in range(count) if n not in same]
+    chosen = first + block(same, count - len(first), turn)
+    return sorted((good[n] for n in chosen), key=lambda c: c.index)
+
+
+def _over_workers(
+    workers: Sequence[Sequence[Card]], count: int, rules: Rules, busy: Sequence[int]
+) -> list[list[Card]]:
+    """Main worker with all its cards, then others until there are enough; empty where there are not."""
+    if len(workers) < 2:
+        return []
+    if not rules.compat:
+        workers = [mine for mine in workers if mine[0].w not in busy]
+        if len(workers) < 2:
+            return []
+    parts = [sorted(workers[0], key=lambda c: c.index)]
+    taken = len(parts[0])
+    for mine in workers[1:]:
+        if taken >= count:
+            break
+        if mine[0].w in busy:
+            continue
+        if rules.compat:
+            # the peer orders by what it would book, not by what is free
+            mine = sorted(sorted(mine, key=lambda c: c.index), key=lambda c: -(c.claim / c.total))
+        else:
+            mine = [c for c in mine if c.satisfied] + [c for c in mine if not c.satisfied]
+        part = list(mine[: count - taken])
+        parts.append(part if rules.compat else sorted(part, key=lambda c: c.index))
+        taken += len(part)
+    if len(parts) < 2 or (taken != count and not rules.compat):
+        return []
+    return parts
+
+
+def _candidate(parts: Sequence[Sequence[Card]], rules: Rules, selected: Sequence[Card]) -> Candidate:
+    used = tuple(c for p in parts for c in p)
+    distributed = len(parts) > 1
+    seats = tuple(
+        Seat(
+            p[0].w,
+            tuple(c.slot for c in p),
+            tuple(c.claim for c in p),
+            sum(c.w == p[0].w for c in selected) if distributed and n else None,
+        )
+        for n, p in enumerate(parts)
+    )
+    booked = sum(c.claim for c in used)
+    ram = sum(rules.ram_claim(sum(s.claims)) for s in seats)
+    over = booked < rules.vram or (rules.ram > 0 and ram < rules.ram) or not all(c.satisfied for c in used)
+    return Candidate(seats, used, over, effective(used, selected, rules))
+
+
+def effective(used: Sequence[Card], selected: Sequence[Card], rules: Rules) -> int:
+    """VRAM that the cards really offer: their free memory, or u of it; only cards with room count."""
+    counted = selected if len(used) == len(selected) else used
+    if not rules.compat:
+        counted = [c for c in counted if c.satisfied]
+    total = 0.0
+    for c in counted:
+        total += c.free * (rules.u(c.type) if rules.taking is Taking.SHARE else 1)
+    return int(total)
+
+
+def _ram_holds(candidate: Candidate, rules: Rules, fleet: Fleet) -> bool:
+    for seat in candidate.seats:
+        booked = sum(seat.claims)
+        claim = rules.ram_claim(booked)
+        free = int(fleet.free_ram(np.array([seat.w]))[0])
+        asked = max(claim, rules.ram)
+        if asked and asked > free:
+            return False
+        if fleet.unified[seat.w] and not candidate.over and booked + claim > free:
+            return False
+    return True

@@ -1,0 +1,216 @@
+"""The step for hand-picked GPUs: choose among the selected cards, or say why they do not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpustackd.domain.model_spec import GpuId
+from gpustackd.domain.outcome import Reason
+from gpustackd.placement.fit.limit import busy
+from gpustackd.placement.fit.manual import Candidate, Card, Selection, candidates, resolve
+from gpustackd.placement.fit.rules import Rules, Taking
+from gpustackd.placement.fit.seat import Choice
+from gpustackd.placement.names import gib, gib_number, some
+
+if TYPE_CHECKING:
+    from gpustackd.placement.search import Search
+
+SHOWN = 8
+
+
+class HandPicked:
+    """Looks at the selected cards only; nothing of it is kept between decisions, they are few."""
+
+    step = "manual"
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.rules = search.rules
+        self.spec = search.demand.spec
+
+    def choose(self, turn: int) -> Choice | None:
+        """The best use of the selection; over-committed only where that is asked for and allowed."""
+        selection, found = self.look(turn)
+        allowed, over = self.allowed(found)
+        if not allowed:
+            return None
+        warnings = (self.over_commit_reason(allowed[0], selection.cards, "warning"),) if over else ()
+        choices = [Choice(c.seats, self.step, over_commit=over, warnings=warnings) for c in allowed]
+        return self.search.pick(choices, turn)
+
+    def look(self, turn: int) -> tuple[Selection, list[Candidate]]:
+        """The selection as it is now, and every way to use it."""
+        search, rules = self.search, self.rules
+        selection = resolve(search.fleet, self.spec.gpu_ids, rules, search.bits.tolist())
+        if self.heterogeneous():
+            return selection, []
+        full = [] if rules.gpu_count < 2 else busy(search.fleet, [c.w for c in selection.cards], rules.engine)
+        return selection, candidates(selection.cards, rules, search.fleet, full, turn)
+
+    def heterogeneous(self) -> bool:
+        """All of the selection is needed at once, and it is of several types."""
+        ids = self.spec.gpu_ids
+        return len({g.type for g in ids}) > 1 and self.rules.gpu_count == len(ids) and len(ids) > 1
+
+    def allowed(self, found: Sequence[Candidate]) -> tuple[list[Candidate], bool]:
+        """Candidates that may be taken, and whether they over-commit."""
+        clean = [c for c in found if not c.over]
+        if clean:
+            return clean, False
+        if not found or not self._may_over_commit():
+            return [], False
+        best = found[0]
+        for c in found[1:]:
+            if c.effective >= best.effective:
+                best = c
+        return [best], True
+
+    def _may_over_commit(self) -> bool:
+        selector = self.spec.gpu_selector
+        asked = self.rules.compat or (selector is not None and selector.allow_overcommit)
+        return asked and self.rules.replicas <= 1
+
+    # -- why not -------------------------------------------------------------------------------------------
+
+    def reasons(self) -> list[Reason]:
+        """Why the selection does not serve, most telling first."""
+        selection, found = self.look(0)
+        reasons = self._unreachable(selection)
+        if self.heterogeneous():
+            kinds = ", ".join(sorted({g.type for g in self.spec.gpu_ids}))
+            text = (
+                f"the selected GPUs are of several types ({kinds}), which one instance cannot use together: "
+                "select one type, or fewer GPUs per replica"
+            )
+            return [*reasons, _reason("heterogeneous", text, types=kinds)]
+        cards = selection.cards
+        if found:
+            reasons.extend(self._over_commit_refused(found, cards))
+        elif cards:
+            reasons.append(self._too_few(cards))
+        return reasons
+
+    def _unreachable(self, selection: Selection) -> list[Reason]:
+        fleet = self.search.fleet
+        reasons: list[Reason] = []
+        for w, gpus in selection.dropped.items():
+            row = fleet.row(w)
+            bits = int(self.search.bits[w])
+            failing = [f.name for n, f in enumerate(self.search.filters) if bits >> n & 1]
+            why = f"is {row.state}" if not fleet.ready[w] else f"does not pass: {', '.join(failing)}"
+            text = f"selected GPU{_s(gpus)} {_names(gpus)}: worker {row.name} {why}"
+            reasons.append(_reason("worker_out", text, worker=row.name, state=row.state, failing=failing,
+                                   count=len(gpus)))  # fmt: skip
+        if selection.absent:
+            gpus = selection.absent
+            text = f"selected GPU{_s(gpus)} {_names(gpus)}: no such worker or GPU is known"
+            reasons.append(_reason("absent", text, gpus=[str_of(g) for g in gpus[:SHOWN]], count=len(gpus)))
+        if selection.shut:
+            gpus = selection.shut
+            text = f"selected GPU{_s(gpus)} {_names(gpus)}: closed, over-committed, or of unknown memory"
+            reasons.append(_reason("shut", text, gpus=[str_of(g) for g in gpus[:SHOWN]], count=len(gpus)))
+        return reasons
+
+    def _too_few(self, cards: Sequence[Card]) -> Reason:
+        """No candidate at all: the cards lie too scattered, or RAM is short."""
+        fleet = self.search.fleet
+        count = max(self.rules.gpu_count, 1)
+        by_worker: dict[int, int] = {}
+        for c in cards:
+            by_worker[c.w] = by_worker.get(c.w, 0) + 1
+        most = max(by_worker, key=lambda w: by_worker[w])
+        name = fleet.row(most).name
+        n = by_worker[most]
+        params = {"usable": len(cards), "needed": count, "worker": name, "on_worker": n}
+        if len(cards) < count:
+            text = (
+                f"{len(cards)} of the {len(self.spec.gpu_ids)} selected GPUs can be used, {count} are needed"
+            )
+            return _reason("too_few", text, **params)
+        if n >= count or len(by_worker) > 1:
+            need = max(self.rules.ram, self.rules.ram_static or 0)
+            text = (
+                f"the workers of the selected GPUs lack RAM ({gib(need)} needed), or hold another "
+                "distributed instance already"
+            )
+            return _reason("worker_full", text, **params)
+        text = f"worker {name} has {n} of the selected GPUs, {count} are needed on one worker"
+        return _reason("too_few", text, **params)
+
+    def _over_commit_refused(self, found: Sequence[Candidate], cards: Sequence[Card]) -> list[Reason]:
+        rules = self.rules
+        count = max(rules.gpu_count, 1)
+        reasons: list[Reason] = []
+        could = sum(_fits_when_empty(c, rules) for c in cards)
+        satisfied = sum(c.satisfied for c in cards)
+        booked = max(sum(c.claim for c in f.used) for f in found)
+        if could >= count and booked >= rules.vram:
+            text = (
+                f"the selected GPUs are in use: {satisfied} of {len(cards)} have the memory free that is "
+                f"needed, {count} are needed"
+            )
+            reasons.append(_reason("in_use", text, satisfied=satisfied, selected=len(cards), needed=count))
+        best = max(found, key=lambda f: f.effective)
+        reasons.append(self.over_commit_reason(best, cards, "reject"))
+        if rules.replicas > 1:
+            text = (
+                f"over-commit is never done for a model of several replicas ({len(found)} "
+                f"candidate{'s' if len(found) > 1 else ''} would)"
+            )
+            reasons.append(_reason("replicas", text, candidates=len(found), replicas=rules.replicas))
+        else:
+            reasons.append(
+                _reason("overcommit_off", "allow_overcommit is not set in the model's gpu_selector")
+            )
+        return reasons
+
+    def over_commit_reason(self, candidate: Candidate, cards: Sequence[Card], level: str) -> Reason:
+        """The facts of an over-committing choice."""
+        used, rules = candidate.used, self.rules
+        partly = len(used) != len(cards)
+        counted = used if partly else cards
+        ok = sum(c.satisfied for c in counted)
+        free = sum(c.free for c in counted)
+        text = f"the selected GPUs would be over-committed: {gib(rules.vram)} needed"
+        params: dict[str, Any] = {
+            "need_bytes": rules.vram,
+            "effective_bytes": candidate.effective,
+            "effective_gib": gib_number(candidate.effective),
+            "free_bytes": free,
+            "allocatable_gib": gib_number(free),
+            "gpus_ok": ok,
+            "gpus": len(counted),
+            "selected": len(cards),
+        }
+        if partly:
+            names = [f"{self.search.fleet.row(c.w).name}:{c.index}" for c in used]
+            text += f"; {len(used)} of {len(cards)} selected GPUs would be used ({some(names, SHOWN)})"
+            params["used"] = names[:SHOWN]
+        if rules.taking is Taking.SHARE:
+            text += f"; {gib(free)} free, {ok} of {len(counted)} GPUs have their share free"
+        text += f"; {gib(candidate.effective)} can really be used"
+        return Reason("gpu_selector.overcommit", "gpu_selector", text, params, level)
+
+
+def _fits_when_empty(card: Card, rules: Rules) -> bool:
+    if rules.taking is Taking.SHARE and card.capacity / card.total < rules.u(card.type):
+        return False
+    return card.claim <= card.capacity
+
+
+def str_of(gpu: GpuId) -> str:
+    """`worker:type:index`, as people write it."""
+    return f"{gpu.worker}:{gpu.type}:{gpu.index}"
+
+
+def _names(gpus: Sequence[GpuId]) -> str:
+    return some([str_of(g) for g in gpus], 4)
+
+
+def _s(gpus: Sequence[GpuId]) -> str:
+    return "s" if len(gpus) > 1 else ""
+
+
+def _reason(code: str, text: str, **params: Any) -> Reason:
+    return Reason(f"gpu_selector.{code}", "gpu_selector", text, params)
