@@ -132,11 +132,17 @@ class Store(Protocol):
     async def fleet_changes(self, since: str | None) -> FleetChanges:
         """Workers and GPUs changed since a mark; everything (`complete`) for None."""
 
+    async def fleet_sums(self) -> tuple[int, int, int, int]:
+        """Number of workers, sum of their versions, number of GPUs, sum of their versions."""
+
     async def bookings(self, worker_ids: Sequence[int] | None) -> Sequence[Booking]:
         """Ledger rows on these workers (None = all)."""
 
     async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[Waiting]:
         """PENDING instances among `ids` (None = all), by priority, then age."""
+
+    async def pending_ids(self) -> Sequence[int]:
+        """Ids of all PENDING instances."""
 
     async def models(self, ids: Sequence[int]) -> Sequence[ModelRecord]:
         """Models by id; missing ones are left out."""

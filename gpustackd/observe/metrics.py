@@ -62,6 +62,9 @@ class Metrics:
         self._database_errors = Counter(
             "gpustackd_database_errors", "Statements that failed, by kind", ["kind"], registry=on
         )
+        self._unexpected = Counter(
+            "gpustackd_unexpected_errors", "Mistakes of ours that were contained", ["where"], registry=on
+        )
         build = Gauge("gpustackd_build_info", "1, labelled", ["version", "replica"], registry=on)
         build.labels(version, replica).set(1)
         ProcessCollector(registry=on)
@@ -129,6 +132,10 @@ class Metrics:
     def database_error(self, kind: str) -> None:
         """A statement failed."""
         self._database_errors.labels(kind).inc()
+
+    def unexpected(self, where: str) -> None:
+        """Something failed in a way that nobody foresaw; the work went on without it."""
+        self._unexpected.labels(where).inc()
 
     def listening(self, heard: bool, reconnects: int, probe_failures: int) -> None:
         """The listener's state, with its totals since the start of the process."""

@@ -57,7 +57,8 @@ SELECT i.id, i.name, i.model_id, i.placement_epoch, i.attempts, coalesce(i.prior
        coalesce(extract(epoch FROM i.next_attempt_at - clock_timestamp()), 0)::double precision AS due_in,
        CASE WHEN jsonb_typeof(i.reasons) = 'array' THEN
             (SELECT string_agg((r.value ->> 'filter') || ':' || (r.value ->> 'code'), ';' ORDER BY r.ordinality)
-               FROM jsonb_array_elements(i.reasons) WITH ORDINALITY r) END AS signature
+               FROM jsonb_array_elements(i.reasons) WITH ORDINALITY r)
+            || '#' || md5(coalesce(i.state_message, '')) END AS signature
   FROM model_instances i JOIN models m ON m.id = i.model_id
  WHERE i.state = 'PENDING' {where}
  ORDER BY priority DESC, i.created_at, i.id LIMIT $1"""
@@ -147,6 +148,14 @@ class PostgresStore:
             complete=since is None,
         )
 
+    async def fleet_sums(self) -> tuple[int, int, int, int]:
+        rows = await self._fetch(
+            "SELECT w.*, g.* FROM (SELECT count(*), coalesce(sum(version), 0)::bigint FROM workers) w,"
+            " (SELECT count(*), coalesce(sum(version), 0)::bigint FROM gpu_devices) g"
+        )
+        workers, worker_versions, gpus, gpu_versions = rows[0]
+        return workers, worker_versions, gpus, gpu_versions
+
     async def bookings(self, worker_ids: Sequence[int] | None) -> Sequence[Booking]:
         where = "" if worker_ids is None else "WHERE c.worker_id = ANY ($1)"
         rows = await self._fetch(
@@ -161,6 +170,9 @@ class PostgresStore:
         where = "" if ids is None else "AND i.id = ANY ($2)"
         rows = await self._fetch(_WAITING.format(where=where), limit, *(() if ids is None else (list(ids),)))
         return [Waiting(*r) for r in rows]
+
+    async def pending_ids(self) -> Sequence[int]:
+        return [r["id"] for r in await self._fetch("SELECT id FROM model_instances WHERE state = 'PENDING'")]
 
     async def models(self, ids: Sequence[int]) -> Sequence[ModelRecord]:
         rows = await self._fetch("SELECT * FROM models WHERE id = ANY ($1)", list(ids))
@@ -276,7 +288,10 @@ async def _prepare(connection: Any) -> None:
     await connection.set_type_codec(
         "jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog", format="text"
     )
-    await connection.execute("SET lock_timeout = '5s'; SET statement_timeout = '30s'")
+    # A claim or a refusal that a crash of the server loses is made again: no need to wait for the disk.
+    await connection.execute(
+        "SET lock_timeout = '5s'; SET statement_timeout = '30s'; SET synchronous_commit = off"
+    )
 
 
 async def _prepare_commits(connection: Any) -> None:

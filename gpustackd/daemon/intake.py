@@ -1,0 +1,172 @@
+"""Intake: wake-ups and rescans become work in the queue, parked groups get another try in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from gpustackd.daemon.catalogue import Catalogue
+from gpustackd.daemon.desk import Desk
+from gpustackd.daemon.gathering import Gathered, Gathering
+from gpustackd.daemon.judge import Judge, codes, signature
+from gpustackd.daemon.reports import Reports
+from gpustackd.daemon.unique_queue import ElsewhereOf, Origin, ParkedGroup, UniqueQueue
+from gpustackd.daemon.view import View
+from gpustackd.domain.demand import Demand
+from gpustackd.domain.outcome import Cure, NoFit
+from gpustackd.errors import Contended
+from gpustackd.ports import Store, Waiting
+
+_LIGHT_SCAN = 1.0
+"""Seconds between looks for waiting rows that nobody told us of (another replica may have died with them)."""
+
+_FLOW = 32
+"""How many of a parked group are tried at once when one of it fits."""
+
+
+class Intake:
+    """Runs until cancelled."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queue: UniqueQueue,
+        desk: Desk,
+        view: View,
+        catalogue: Catalogue,
+        judge: Judge,
+        gathering: Gathering,
+        reports: Reports,
+        tasks: TaskGroup,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._desk = desk
+        self._view = view
+        self._catalogue = catalogue
+        self._judge = judge
+        self._gathering = gathering
+        self._reports = reports
+        self._tasks = tasks
+        self._clock = clock
+        self._looked = 0.0
+        self._first = True
+
+    async def run(self) -> None:
+        while True:
+            news = await self._gathering.next()
+            try:
+                await self._attend(news)
+            except Contended:
+                # Somebody holds a table: what was told is in the rows, a full look finds it.
+                self._reports.contended("intake")
+                await anyio.sleep(1)
+                self._gathering.rescan()
+
+    async def _attend(self, news: Gathered) -> None:
+        if news.models:
+            self._catalogue.forget(news.models)
+        if news.cures & (Cure.FILES | Cure.BACKENDS) or news.full:
+            self._judge.files = await self._store.ready_files()
+        if news.deleted:
+            self._view.reload_next()
+        if news.full:
+            await self._scan()
+            return
+        if news.created:
+            self.put(await self._store.waiting(sorted(news.created)), Origin.NOTIFY)
+        cures = news.cures | (Cure.MODEL if news.models else Cure.NONE)
+        if cures or news.deleted:
+            await self._view.refresh()
+            await self._look_for_strays()
+        if news.cures:
+            await self._cure(news.cures, None)
+        if news.models:
+            await self._cure(Cure.MODEL, news.models)
+
+    def put(self, rows: Sequence[Waiting], origin: Origin) -> None:
+        """Queue rows that wait."""
+        for row in rows:
+            self._desk.rows[row.id] = row
+            known = self._queue.lane_of(row.id)
+            if self._queue.put(
+                row.id,
+                row.priority,
+                row.created_at.timestamp(),
+                model_id=row.model_id,
+                origin=origin,
+                due_in=row.due_in,
+            ):
+                if known is None:
+                    self._reports.enqueued(row, origin)
+            else:
+                self._desk.rows.pop(row.id, None)
+
+    async def _scan(self) -> None:
+        """The truth: every waiting row, the whole fleet, every parked group."""
+        origin = Origin.START if self._first else Origin.RESCAN
+        started = self._clock()
+        self._queue.rescan_started()
+        self._catalogue.forget()
+        changed = await self._view.reconcile()
+        rows = await self._store.waiting(None)
+        self.put(rows, origin)
+        gone = self._queue.rescan_finished()
+        for known in [i for i in self._desk.rows if self._queue.lane_of(i) is None]:
+            del self._desk.rows[known]
+        self._catalogue.prune({r.model_id for r in self._desk.rows.values()})
+        await self._cure(Cure.ANY, None, whole_text=True)
+        self._first = False
+        self._reports.rescanned(len(rows), gone, changed, self._clock() - started)
+
+    async def _look_for_strays(self) -> None:
+        now = self._clock()
+        if now - self._looked < _LIGHT_SCAN:
+            return
+        self._looked = now
+        strays = [i for i in await self._store.pending_ids() if self._queue.lane_of(i) is None]
+        if strays:
+            self.put(await self._store.waiting(strays), Origin.CURE)
+
+    async def _cure(self, cures: Cure, models: Collection[int] | None, *, whole_text: bool = False) -> None:
+        groups = self._queue.wake(cures, models)
+        await self._catalogue.load({g.model_id for g in groups})
+        for n, group in enumerate(groups, 1):
+            if isinstance(group.key, ElsewhereOf):
+                self._queue.activate(group.key)
+            else:
+                self._try(group, whole_text)
+            if n % 16 == 0:
+                await anyio.lowlevel.checkpoint()
+
+    def _try(self, group: ParkedGroup, whole_text: bool) -> None:
+        """One decision in memory answers for the whole group."""
+        demand = self._catalogue.demand(group.model_id)
+        if demand is None:
+            self._tasks.start_soon(self._read_anew, group)
+            demand = self._catalogue.last(group.model_id)
+            if demand is None:
+                return
+        if isinstance(demand, Demand) and self._judge.group(demand) != group.key:
+            self._queue.activate(group.key)
+            return
+        outcome = demand if isinstance(demand, NoFit) else self._judge.probe(demand)
+        if not isinstance(outcome, NoFit):
+            self._judge.flowing.add(group.key)
+            self._queue.activate(group.key, _FLOW)
+            return
+        self._queue.set_cures(group.key, outcome.cures)
+        told = {codes(s) for s in group.signatures}
+        if whole_text or told != {codes(signature(outcome))}:
+            self._queue.activate_changed(group.key, signature(outcome))
+
+    async def _read_anew(self, group: ParkedGroup) -> None:
+        """The facts have aged: read them; the group is tried again only if they are others."""
+        demand = await self._catalogue.read(group.model_id)
+        if isinstance(demand, NoFit) or self._judge.group(demand) != group.key:
+            self._queue.activate(group.key)

@@ -1,0 +1,136 @@
+"""What happened, told once: each outcome as a log event and as a metric, in the words of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpustackd.daemon.desk import Desk, Work
+from gpustackd.daemon.unique_queue import Origin, UniqueQueue
+from gpustackd.daemon.view import View
+from gpustackd.observe.logging import Log
+from gpustackd.observe.metrics import Metrics
+from gpustackd.ports import CommitResult, Proposal, Refusal, Waiting
+
+
+class Reports:
+    """One per process; the session under way attaches what gauges look at."""
+
+    def __init__(self, log: Log, metrics: Metrics) -> None:
+        self.log = log
+        self.metrics = metrics
+        self._names: dict[int, str] = {}
+
+    def attach(self, queue: UniqueQueue, view: View, desk: Desk) -> None:
+        """From now on gauges show this session."""
+        self.metrics.watch(
+            queue=lambda: {str(lane): n for lane, n in queue.counts().items()},
+            fleet=lambda: _fleet_size(view),
+            held=lambda: len(desk.held),
+            dropped=lambda: queue.dropped,
+        )
+
+    # -- the way of one instance ----------------------------------------------------------------------
+
+    def enqueued(self, row: Waiting, origin: Origin) -> None:
+        self.log.info(
+            "instance.enqueued", instance=row.name, instance_id=row.id, model=row.model_id, origin=str(origin)
+        )
+
+    def analyzing(self, work: Work) -> None:
+        assert work.claim is not None
+        self.log.info(
+            "instance.analyzing",
+            instance=work.name,
+            instance_id=work.id,
+            model=work.model_id,
+            attempt=work.attempts,
+        )
+
+    def scheduled(self, work: Work, proposal: Proposal) -> None:
+        placement = proposal.decision.placement
+        main = placement.parts[0]
+        waited = proposal.claim.waited_seconds
+        self.metrics.attempt("placed", rescan_only=work.from_rescan, waited=waited)
+        self.metrics.decision(proposal.duration_ms / 1000)
+        self.log.info(
+            "instance.scheduled",
+            instance=work.name,
+            instance_id=work.id,
+            model=work.model_id,
+            attempt=work.attempts,
+            worker=main.worker_name,
+            gpus=[f"{p.worker_name}:{p.gpu_type}:{i}" for p in placement.parts for i in p.gpu_indexes],
+            duration_ms=round(proposal.duration_ms, 3),
+        )
+
+    def unschedulable(self, work: Work, refusal: Refusal) -> None:
+        outcome = "error" if refusal.to_error else refusal.record.lower()
+        self.metrics.attempt(outcome)
+        self.metrics.decision(refusal.duration_ms / 1000)
+        self.log.info(
+            "instance.unschedulable",
+            instance=work.name,
+            instance_id=work.id,
+            model=work.model_id,
+            attempt=work.attempts,
+            reason=refusal.outcome.message,
+            duration_ms=round(refusal.duration_ms, 3),
+        )
+
+    def conflict(self, work: Work, proposal: Proposal, result: CommitResult) -> None:
+        self.metrics.conflict()
+        self.log.info(
+            "placement.conflict",
+            instance=work.name,
+            instance_id=work.id,
+            model=work.model_id,
+            attempt=work.attempts,
+            worker=proposal.decision.placement.parts[0].worker_name,
+            gpu_ids=list(result.gpu_ids),
+            worker_ids=list(result.worker_ids),
+            clashes=work.clashes + 1,
+        )
+
+    def lost(self, work: Work) -> None:
+        self.metrics.attempt("lost")
+        self.log.info("instance.lost", instance=work.name, instance_id=work.id, attempt=work.attempts)
+
+    # -- the daemon itself ----------------------------------------------------------------------------
+
+    def phase(self, name: str, seconds: float) -> None:
+        self.metrics.phase(name, seconds)
+
+    def committed(self, size: int, seconds: float) -> None:
+        self.metrics.phase("commit", seconds)
+        self.metrics.batch(size)
+
+    def rescanned(self, waiting: int, gone: int, corrected: bool, seconds: float) -> None:
+        self.metrics.rescan(corrected=corrected, seconds=seconds)
+        self.log.info(
+            "rescan.done",
+            waiting=waiting,
+            forgotten=gone,
+            corrected=corrected,
+            duration_ms=round(seconds * 1000, 1),
+        )
+
+    def leases_expired(self, ids: Sequence[int]) -> None:
+        self.metrics.leases_expired(len(ids))
+        self.log.warning("lease.expired", count=len(ids), instance_ids=list(ids[:20]))
+
+    def contended(self, what: str) -> None:
+        self.metrics.database_error("contended")
+        self.log.warning("database.error", reason=f"the database made {what} yield; it is tried again")
+
+    def unexpected(self, what: str, error: BaseException, **fields: Any) -> None:
+        """A mistake of ours: told with its traceback, and the work goes on without what caused it."""
+        self.metrics.unexpected(what)
+        self.log.error("daemon.error", reason=f"{what}: {error!r}"[:2000], exc_info=error, **fields)
+
+    def event(self, level: str, name: str, **fields: Any) -> None:
+        getattr(self.log, level)(name, **fields)
+
+
+def _fleet_size(view: View) -> tuple[int, int]:
+    return len(view.fleet.position), len(view.fleet.slot)

@@ -1,0 +1,134 @@
+"""A session: everything that works on instances between two losses of the database.
+
+When the database is lost the session ends as a whole, whatever it was doing; the next one starts from the
+rows. Nothing of a session is worth more than what the rows say.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from uuid import UUID
+
+import anyio
+
+from gpustackd.daemon.analyse import Analysis
+from gpustackd.daemon.catalogue import Catalogue
+from gpustackd.daemon.desk import Desk
+from gpustackd.daemon.gathering import Gathering
+from gpustackd.daemon.intake import Intake
+from gpustackd.daemon.judge import Judge
+from gpustackd.daemon.leases import Leases
+from gpustackd.daemon.reports import Reports
+from gpustackd.daemon.schedule import Scheduling
+from gpustackd.daemon.unique_queue import UniqueQueue
+from gpustackd.daemon.view import View
+from gpustackd.errors import Contended, DatabaseUnavailable, WrongRevision
+from gpustackd.placement.policy import Policy
+from gpustackd.ports import Health, ModelReader, Store
+
+_HEALTH_EVERY = 2.0
+_LAST_WORK = 5.0
+"""Seconds that a stop waits for work under way; together with handing back it stays below 10."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this replica is: `owner` is new at every start of the process, the name may be used again."""
+
+    owner: UUID
+    name: str
+
+
+class Session:
+    """Build one per stretch; `run` returns after a stop and raises what ended it."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        store: Store,
+        reader: ModelReader,
+        policy: Policy,
+        lease: float,
+        gathering: Gathering,
+        reports: Reports,
+        beat: Callable[[], None],
+        healthy: Callable[[Health], None],
+        judge_revision: Callable[[str | None], None],
+    ) -> None:
+        self._identity = identity
+        self._store = store
+        self._reader = reader
+        self._policy = policy
+        self._lease = lease
+        self._gathering = gathering
+        self._reports = reports
+        self._beat = beat
+        self._healthy = healthy
+        self._judge_revision = judge_revision
+        self.queue = UniqueQueue(monotonic)
+        self.view = View(store)
+        self.desk = Desk()
+
+    async def run(self, stop: anyio.Event, started: Callable[[], None]) -> None:
+        """Work until `stop` is set, then finish or hand back what is under way."""
+        owner, name = self._identity.owner, self._identity.name
+        await self._check_health()
+        await self._store.hand_back(owner)
+        await self.view.load()
+        catalogue = Catalogue(self._store, self._reader, self._reports, monotonic)
+        judge = Judge(self.view, self._policy, self._reports)
+        self._reports.attach(self.queue, self.view, self.desk)
+        async with anyio.create_task_group() as reading, anyio.create_task_group() as tasks:
+            analysis = Analysis(
+                owner=owner, lease=self._lease, store=self._store, queue=self.queue, desk=self.desk,
+                catalogue=catalogue, reports=self._reports, tasks=reading, clock=monotonic,
+            )  # fmt: skip
+            scheduling = Scheduling(
+                owner=owner, replica=name, store=self._store, queue=self.queue, desk=self.desk,
+                view=self.view, catalogue=catalogue, judge=judge, analysis=analysis, reports=self._reports,
+                beat=self._beat, clock=monotonic, chance=random.Random(owner.int),
+            )  # fmt: skip
+            intake = Intake(
+                store=self._store, queue=self.queue, desk=self.desk, view=self.view, catalogue=catalogue,
+                judge=judge, gathering=self._gathering, reports=self._reports, tasks=reading, clock=monotonic,
+            )  # fmt: skip
+            leases = Leases(
+                owner=owner, lease=self._lease, store=self._store, desk=self.desk, reports=self._reports
+            )
+            self._gathering.rescan()
+            for loop in (intake.run, analysis.run, scheduling.decide, scheduling.commit,
+                         leases.renew, leases.sweep, self._watch_health):  # fmt: skip
+                tasks.start_soon(loop)
+            started()
+            await stop.wait()
+            self.queue.close()
+            with anyio.move_on_after(_LAST_WORK):
+                await scheduling.finished()
+            reading.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
+
+    async def hand_back(self) -> int:
+        """Give back every claim; returns how many. A database that is gone will see the leases end."""
+        with suppress(DatabaseUnavailable, Contended), anyio.move_on_after(3, shield=True):
+            return len(await self._store.hand_back(self._identity.owner))
+        return 0
+
+    async def _check_health(self) -> None:
+        health = await self._store.health()
+        try:
+            self._judge_revision(health.revision)
+        except WrongRevision as error:
+            raise DatabaseUnavailable(str(error)) from error
+        if not health.writable:
+            raise DatabaseUnavailable("the database is read-only", "point at the primary server")
+        self._healthy(health)
+
+    async def _watch_health(self) -> None:
+        while True:
+            await anyio.sleep(_HEALTH_EVERY)
+            await self._check_health()
