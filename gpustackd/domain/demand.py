@@ -34,6 +34,9 @@ class Need:
     """RAM to write into every claim; None = none, or by `ram_ratio`."""
     ram_ratio: float | None = None
     """RAM per VRAM claimed on that worker, where no static amount is given."""
+    sequence: int | None = None
+    """KV cache of one sequence of the longest length that the engine accepts, over all GPUs of one copy;
+    None = not known. No part of the claim: a booking that cannot hold it deserves a warning."""
     unknown_because: str = ""
     warnings: tuple[str, ...] = ()
 

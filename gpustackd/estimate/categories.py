@@ -33,6 +33,7 @@ class _Tables:
     by_name: Mapping[str, str]
     multimodal: frozenset[str]
     guesses: tuple[tuple[str, str], ...]
+    library_types: frozenset[str]
 
 
 @lru_cache(maxsize=1)
@@ -45,7 +46,10 @@ def tables() -> _Tables:
     }
     by_name = {name: category for table, category in reversed(_ORDER) for name in names[table]}
     return _Tables(
-        by_name, frozenset(names["llm_multimodal"]), tuple((s, c) for s, c in raw["suffix_guesses"])
+        by_name,
+        frozenset(names["llm_multimodal"]),
+        tuple((s, c) for s, c in raw["suffix_guesses"]),
+        frozenset(raw["library_model_types"]),
     )
 
 

@@ -13,6 +13,7 @@ from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.estimate.categories import is_omni
 from gpustackd.estimate.claim import CUSTOM_RAM_LEAST, custom_ram, kv_cache_ram, vram_claim
 from gpustackd.estimate.mindie import mindie_claim
+from gpustackd.estimate.sequence import sequence_bytes
 
 
 def build_demand(
@@ -39,6 +40,8 @@ def build_demand(
         need = _mindie_need(spec, facts, compat=compat)
     else:
         need = _common_need(spec, facts, categories, engine, count_draft=count_draft, compat=compat)
+    if engine in {Engine.VLLM, Engine.SGLANG, Engine.MINDIE}:
+        need = replace(need, sequence=sequence_bytes(spec, facts, categories))
     digest = sha256(f"{facts.digest}|{engine}|{need}".encode()).hexdigest()
     return Demand(spec=spec, facts=facts, need=need, engine=engine, digest=digest)
 

@@ -15,6 +15,7 @@ from gpustackd.domain.model_spec import SKIP_EVALUATION, ModelSpec
 from gpustackd.domain.outcome import Reason
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate import categories as kinds
+from gpustackd.estimate import remote_code
 from gpustackd.estimate.gpus_per_replica import gpus_per_replica
 from gpustackd.estimate.meta import NOTHING, meta_of
 
@@ -45,19 +46,21 @@ def evaluate(
     facts: ModelFacts | None,
     error: ModelUnreadable | None = None,
     *,
-    needs_remote_code: bool = False,
+    needs_remote_code: bool | None = None,
 ) -> Evaluation:
     """Judge one non-GGUF model. `facts` None with `error` = its configuration could not be read;
-    `needs_remote_code` = its configuration class is code of its repository. Never raises."""
+    `needs_remote_code` = its configuration class is code of its repository (None = judge by what the
+    configuration says). Never raises."""
     if facts is not None and facts.is_diffusers and (not spec.categories or kinds.IMAGE in spec.categories):
         return _filled(spec, (kinds.IMAGE,), NOTHING, ())
     config = facts.config if facts is not None else NOTHING
+    remote = remote_code.needs_remote_code(config) if needs_remote_code is None else needs_remote_code
     names, problems = _architectures(spec)
     if names is None:
         names = ()
         if error is not None and not may_skip_check(spec):
             problems += (_problem("config_unreadable", str(error), error=error.code),)
-        elif needs_remote_code and not trusts_remote_code(spec) and not may_skip_check(spec):
+        elif remote and not trusts_remote_code(spec) and not may_skip_check(spec):
             problems += (_remote_code(),)
         elif facts is not None:
             names = facts.hyper.architectures if facts.hyper else _stated(config)

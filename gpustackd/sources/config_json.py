@@ -157,11 +157,6 @@ def max_sequence_length(text: Config) -> int:
     return int(min(length, float(LARGEST)))
 
 
-def needs_remote_code(config: Config) -> bool:
-    """Whether the repository brings a configuration class of its own (`auto_map.AutoConfig`)."""
-    return "AutoConfig" in _object(config, "auto_map")
-
-
 class _Reader:
     """Typed access to one part of a configuration, errors name file and key."""
 

@@ -1,0 +1,168 @@
+"""What an engine will really need, part by part: for people, beside the claim that decides placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpustackd.domain import backend_parameters
+from gpustackd.domain.demand import Engine
+from gpustackd.domain.facts import HyperParameters, ModelFacts
+from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.estimate.claim import GIB, vram_claim
+from gpustackd.estimate.demand import build_demand
+from gpustackd.estimate.kv_cache import KvCache
+from gpustackd.estimate.overhead import activation, runtime_overhead
+from gpustackd.estimate.sequence import cache_of
+from gpustackd.estimate.serving import ServingFlags, serving_flags
+from gpustackd.estimate.weights import weights_per_gpu
+from gpustackd.estimate.world_size import Parallel, parallel_of
+
+
+@dataclass(frozen=True, slots=True)
+class PerGpu:
+    """Bytes on one GPU of an instance."""
+
+    weights: int
+    compute: int
+    overhead: int
+    kv_per_token: int = 0
+    kv_sequence: int = 0
+    """One sequence of the longest length that the engine accepts."""
+
+    @property
+    def total(self) -> int:
+        """With one such sequence."""
+        return self.weights + self.compute + self.overhead + self.kv_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """The answer of `gpustackd estimate` for everything but GGUF. Bytes; None = not known."""
+
+    source: str
+    backend: str
+    architecture: str | None
+    categories: tuple[str, ...]
+    weights: int | None
+    claim_vram: int | None
+    claim_ram: int
+    parts: Mapping[str, int]
+    """Over all GPUs of one copy of the model; `allowance` is what the claim adds for safety."""
+    per_gpu: PerGpu | None
+    parallel: Parallel
+    max_len: int | None
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The stable shape of contract section 2, with what is known beyond it."""
+        each = self.per_gpu
+        return {
+            "source": self.source,
+            "backend": self.backend,
+            "architecture": self.architecture,
+            "categories": list(self.categories),
+            "weights": self.weights,
+            "claim": {"vram": self.claim_vram, "ram": self.claim_ram},
+            "parts": dict(self.parts),
+            "tensor_parallel_size": self.parallel.tp,
+            "pipeline_parallel_size": self.parallel.pp,
+            "max_model_len": self.max_len,
+            "per_gpu": None
+            if each is None
+            else {
+                "weights": each.weights,
+                "kv_cache_per_token": each.kv_per_token,
+                "kv_cache_sequence": each.kv_sequence,
+                "compute": each.compute,
+                "overhead": each.overhead,
+                "total": each.total,
+            },
+            "warnings": list(self.warnings),
+        }
+
+
+def breakdown(
+    spec: ModelSpec, facts: ModelFacts, *, booked: int | None = None, compat: bool = False
+) -> Breakdown:
+    """Take the need of one instance apart. `booked`: bytes that a placement books over all GPUs of one copy
+    (such as 0.9 of each card); without it the claim itself is looked at. Raise BadRow for flags that cannot
+    be read."""
+    demand = build_demand(spec, facts, compat=compat)
+    categories = demand.categories
+    backend = spec.effective_backend
+    flags = backend_parameters.parse(spec.backend_parameters)
+    parallel = parallel_of(backend, flags)
+    hyper = facts.hyper or HyperParameters()
+    serving = serving_flags(backend, flags, hyper)
+    cache = cache_of(facts, categories, serving, parallel)
+    each = _per_gpu(facts, serving, parallel, cache)
+    count = parallel.tp * parallel.pp
+    claim = vram_claim(spec, facts, categories)
+    parts: dict[str, int] = {}
+    if each is not None and facts.weight_bytes is not None:
+        parts = {
+            "weights": facts.weight_bytes,
+            "kv_cache": each.kv_sequence * count,
+            "compute": each.compute * count,
+            "overhead": each.overhead * count,
+        }
+        if facts.lora_bytes:
+            parts["lora"] = facts.lora_bytes
+        if facts.draft_bytes:
+            parts["draft"] = facts.draft_bytes
+        if not claim.overridden and demand.engine is not Engine.MINDIE:
+            parts["allowance"] = claim.allowance
+    warnings = [*facts.warnings, *demand.need.warnings]
+    if demand.need.vram is None:
+        warnings.append(f"the claim is not known: {demand.need.unknown_because}")
+    if (text := _sequence_warning(demand.need.vram, booked, parts, serving)) is not None:
+        warnings.append(text)
+    return Breakdown(
+        source=spec.source.value if spec.source else "",
+        backend=backend,
+        architecture=hyper.architectures[0] if hyper.architectures else None,
+        categories=categories,
+        weights=facts.weight_bytes,
+        claim_vram=demand.need.vram,
+        claim_ram=demand.need.ram,
+        parts=parts,
+        per_gpu=each,
+        parallel=parallel,
+        max_len=serving.max_len if facts.hyper else None,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _per_gpu(
+    facts: ModelFacts, serving: ServingFlags, parallel: Parallel, cache: KvCache | None
+) -> PerGpu | None:
+    if facts.weight_bytes is None:
+        return None
+    loaded = facts.weight_bytes + facts.lora_bytes + facts.draft_bytes
+    world = parallel.world or parallel.tp * parallel.pp
+    hyper = facts.hyper or HyperParameters()
+    return PerGpu(
+        weights=weights_per_gpu(loaded, parallel.tp, parallel.pp),
+        compute=activation(hyper, facts.config, serving, parallel.tp),
+        overhead=runtime_overhead(world, graphs=not serving.eager and cache is not None),
+        kv_per_token=cache.per_token if cache else 0,
+        kv_sequence=cache.sequence(serving.max_len) if cache else 0,
+    )
+
+
+def _sequence_warning(
+    claim: int | None, booked: int | None, parts: Mapping[str, int], serving: ServingFlags
+) -> str | None:
+    """Spec section 4: whether what is booked leaves room for one sequence beside everything else."""
+    held = booked if booked is not None else claim
+    need = sum(parts.get(k, 0) for k in ("weights", "lora", "draft", "kv_cache", "compute", "overhead"))
+    if held is None or not parts.get("kv_cache") or need <= held:
+        return None
+    what = "the booked share" if booked is not None else "a share of the size of the claim"
+    return (
+        f"{what} ({held / GIB:.2f} GiB) does not hold one sequence of {serving.max_len} tokens"
+        f" (cache {parts['kv_cache'] / GIB:.2f} GiB, {need / GIB:.2f} GiB in all): set a shorter maximum"
+        " length, or give it more memory"
+    )
