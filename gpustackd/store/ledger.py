@@ -95,7 +95,12 @@ def bookings(instance_id: int, model_id: int, placement: Placement) -> list[Book
 
 
 def commit_arguments(owner: UUID, replica: str, batch: Sequence[Proposal]) -> tuple[Any, ...]:
-    """The 40 arguments of `gpustackd_commit` for a batch."""
+    """The 40 arguments of `gpustackd_commit` for a batch.
+
+    Raises ValueError where it names an instance twice.
+    """
+    if len({p.claim.id for p in batch}) < len(batch):
+        raise ValueError("a batch holds one proposal per instance")
     heads: list[list[Any]] = [[] for _ in range(22)]
     w_from: list[int] = []
     w_to: list[int] = []

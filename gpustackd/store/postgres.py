@@ -212,7 +212,8 @@ class PostgresStore:
             float(lease),
         )
         return [
-            Claim(r["id"], r["name"], r["model_id"], r["epoch"], r["attempts"], 0, r["waited"]) for r in rows
+            Claim(r["id"], r["name"], r["model_id"], r["epoch"], r["attempts"], r["priority"], r["waited"])
+            for r in rows
         ]
 
     async def renew(self, owner: UUID, ids: Sequence[int], lease: float) -> set[int]:

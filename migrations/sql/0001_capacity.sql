@@ -3,7 +3,7 @@
 
 CREATE FUNCTION gpustackd_notify(payload text) RETURNS void
     LANGUAGE sql AS $$
-SELECT pg_notify('gpustackd_' || current_schema(), payload)
+SELECT pg_notify(left('gpustackd_' || current_schema(), 63), payload)
 $$;
 
 -- The transaction that last changed a row: a replica reads rows changed since the oldest transaction that
@@ -35,7 +35,9 @@ BEGIN
             shrank := true;
         END IF;
         shrank := shrank OR NEW.ram_capacity IS NULL OR NEW.ram_capacity < OLD.ram_capacity;
-        NEW.version := OLD.version + 1;
+        IF NEW.version = OLD.version THEN
+            NEW.version := OLD.version + 1;  -- bookings and give-backs state the version themselves
+        END IF;
     END IF;
     IF NEW.ram_allocated = 0 OR NEW.ram_allocated <= NEW.ram_capacity THEN
         NEW.over_committed := false;
@@ -51,17 +53,18 @@ $$;
 CREATE TRIGGER workers_capacity_insert BEFORE INSERT ON workers
     FOR EACH ROW EXECUTE FUNCTION gpustackd_worker_capacity();
 
--- Never on a heartbeat: only on what a decision looks at.
+-- Never on a heartbeat, nor on a plain booking: only on what a decision looks at, and on a marked row when
+-- what is booked there changes.
 CREATE TRIGGER workers_capacity_update BEFORE UPDATE ON workers
     FOR EACH ROW
-    WHEN (OLD.over_committed
+    WHEN ((OLD.over_committed AND OLD.ram_allocated <> NEW.ram_allocated)
           OR (OLD.name, OLD.cluster_id, OLD.state, OLD.labels, OLD.ram_total, OLD.ram_reserved,
               OLD.vram_reserved, OLD.unified_memory, OLD.cpu_arch, OLD.ip, OLD.ifname, OLD.advertise_address,
-              OLD.port, OLD.service_port_range)
+              OLD.port, OLD.service_port_range, OLD.ram_capacity)
              IS DISTINCT FROM
              (NEW.name, NEW.cluster_id, NEW.state, NEW.labels, NEW.ram_total, NEW.ram_reserved,
               NEW.vram_reserved, NEW.unified_memory, NEW.cpu_arch, NEW.ip, NEW.ifname, NEW.advertise_address,
-              NEW.port, NEW.service_port_range))
+              NEW.port, NEW.service_port_range, NEW.ram_capacity))
     EXECUTE FUNCTION gpustackd_worker_capacity();
 
 CREATE FUNCTION gpustackd_worker_to_gpus() RETURNS trigger
@@ -98,19 +101,16 @@ BEGIN
         NEW.vram_allocated := 0;
         NEW.version := 0;
     ELSE
-        IF NEW.worker_id <> OLD.worker_id THEN
-            RAISE EXCEPTION 'GPU % belongs to worker % and cannot move to worker %', OLD.id, OLD.worker_id,
-                NEW.worker_id
-                USING ERRCODE = 'check_violation', HINT = 'Delete the row and insert it for the other worker.';
+        -- A decision on its way names the card by its id and writes its index: another index is another card.
+        IF (NEW.worker_id, NEW.type, NEW.index) <> (OLD.worker_id, OLD.type, OLD.index) THEN
+            RAISE EXCEPTION 'GPU % is %:% of worker % and cannot become %:% of worker %', OLD.id, OLD.type,
+                OLD.index, OLD.worker_id, NEW.type, NEW.index, NEW.worker_id
+                USING ERRCODE = 'check_violation',
+                      HINT = 'Delete the row and insert another; instances on it are placed anew.';
         END IF;
-        IF (NEW.type <> OLD.type OR NEW.index <> OLD.index)
-           AND EXISTS (SELECT FROM instance_claims
-                       WHERE worker_id = OLD.worker_id AND gpu_device_id = OLD.id) THEN
-            RAISE EXCEPTION 'GPU % (%:%) is in use and cannot become %:%', OLD.id, OLD.type, OLD.index,
-                NEW.type, NEW.index
-                USING ERRCODE = 'check_violation', HINT = 'Delete the row and insert another: its instances are placed anew.';
+        IF NEW.version = OLD.version THEN
+            NEW.version := OLD.version + 1;
         END IF;
-        NEW.version := OLD.version + 1;
     END IF;
     NEW.capacity := CASE WHEN NEW.vram_total IS NULL THEN NULL
                          ELSE greatest(NEW.vram_total - NEW.worker_reserve, 0) END;
@@ -135,12 +135,12 @@ CREATE TRIGGER gpu_devices_capacity_insert BEFORE INSERT ON gpu_devices
 -- Never on a usage sample, nor on a plain booking.
 CREATE TRIGGER gpu_devices_capacity_update BEFORE UPDATE ON gpu_devices
     FOR EACH ROW
-    WHEN (OLD.over_committed
+    WHEN ((OLD.over_committed AND OLD.vram_allocated <> NEW.vram_allocated)
           OR (OLD.worker_id, OLD.index, OLD.type, OLD.vendor, OLD.name, OLD.uuid, OLD.arch_family,
               OLD.compute_capability, OLD.runtime_version, OLD.vram_total, OLD.links, OLD.network,
-              OLD.schedulable, OLD.worker_ready, OLD.worker_reserve, OLD.unified)
+              OLD.schedulable, OLD.worker_ready, OLD.worker_reserve, OLD.unified, OLD.capacity, OLD.open)
              IS DISTINCT FROM
              (NEW.worker_id, NEW.index, NEW.type, NEW.vendor, NEW.name, NEW.uuid, NEW.arch_family,
               NEW.compute_capability, NEW.runtime_version, NEW.vram_total, NEW.links, NEW.network,
-              NEW.schedulable, NEW.worker_ready, NEW.worker_reserve, NEW.unified))
+              NEW.schedulable, NEW.worker_ready, NEW.worker_reserve, NEW.unified, NEW.capacity, NEW.open))
     EXECUTE FUNCTION gpustackd_gpu_capacity();

@@ -5,8 +5,20 @@
 -- (trigger model_instances_released), and so does all that they held.
 CREATE FUNCTION gpustackd_evict(ids bigint[], why text) RETURNS void
     LANGUAGE plpgsql AS $$
+DECLARE
+    on_workers bigint[];
+    on_gpus bigint[];
 BEGIN
     PERFORM 1 FROM model_instances WHERE id = ANY (ids) ORDER BY id FOR NO KEY UPDATE;
+    -- All that will be given back below, instance by instance, is locked in one go and in order.
+    SELECT array_agg(DISTINCT worker_id), array_agg(DISTINCT gpu_device_id) INTO on_workers, on_gpus
+      FROM instance_claims WHERE instance_id = ANY (ids);
+    PERFORM 1 FROM workers
+      WHERE id = ANY (on_workers)
+        AND (unified_memory OR id = ANY (ARRAY(SELECT worker_id FROM instance_claims
+                                                WHERE instance_id = ANY (ids) AND gpu_device_id IS NULL)))
+      ORDER BY id FOR NO KEY UPDATE;
+    PERFORM 1 FROM gpu_devices WHERE id = ANY (on_gpus) ORDER BY id FOR NO KEY UPDATE;
     UPDATE model_instances
        SET state = 'PENDING', state_message = why, reasons = NULL,
            worker_id = NULL, worker_name = NULL, worker_ip = NULL, worker_advertise_address = NULL,
@@ -22,14 +34,18 @@ CREATE FUNCTION gpustackd_instance_released() RETURNS trigger
     LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM instance_claims WHERE instance_id = NEW.id;
-    PERFORM gpustackd_notify('created ' || NEW.id);
+    IF NEW.state = 'PENDING' THEN
+        PERFORM gpustackd_notify('created ' || NEW.id);
+    END IF;
     RETURN NULL;
 END
 $$;
 
-CREATE TRIGGER model_instances_released AFTER UPDATE OF state ON model_instances
+-- However the placement went: back to PENDING, or cleared on a row in ERROR.
+CREATE TRIGGER model_instances_released AFTER UPDATE ON model_instances
     FOR EACH ROW
-    WHEN (NEW.state = 'PENDING' AND OLD.state NOT IN ('PENDING', 'ANALYZING'))
+    WHEN ((NEW.state = 'PENDING' AND OLD.state NOT IN ('PENDING', 'ANALYZING'))
+          OR (OLD.worker_id IS NOT NULL AND NEW.worker_id IS NULL))
     EXECUTE FUNCTION gpustackd_instance_released();
 
 -- Ledger rows are gone, for whatever reason: a plain DELETE of an instance or a model, a lost worker, a

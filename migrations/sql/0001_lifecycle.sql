@@ -40,6 +40,16 @@ BEGIN
             USING ERRCODE = 'check_violation',
                   HINT = 'Back to PENDING only with the placement cleared and placement_epoch raised in the same UPDATE.';
     END IF;
+    IF NEW.model_id <> OLD.model_id THEN
+        RAISE EXCEPTION 'instance % belongs to model % and cannot become one of model %', OLD.name, OLD.model_id,
+            NEW.model_id
+            USING ERRCODE = 'check_violation', HINT = 'Delete it and insert one for the other model.';
+    END IF;
+    IF NEW.placement_epoch < OLD.placement_epoch THEN
+        RAISE EXCEPTION 'placement_epoch of instance % is % and never falls (to %)', OLD.name,
+            OLD.placement_epoch, NEW.placement_epoch
+            USING ERRCODE = 'check_violation', HINT = 'An old copy of the row was written back; read it again.';
+    END IF;
     IF OLD.worker_id <> NEW.worker_id THEN
         RAISE EXCEPTION 'instance % cannot move from worker % to %', OLD.name, OLD.worker_id, NEW.worker_id
             USING ERRCODE = 'check_violation',
@@ -55,7 +65,9 @@ CREATE TRIGGER model_instances_guard_move BEFORE UPDATE ON model_instances
     WHEN ((OLD.state <> NEW.state
            AND NOT (OLD.state = 'PENDING' AND NEW.state = 'ANALYZING')
            AND NOT (OLD.state = 'ANALYZING' AND NEW.state IN ('SCHEDULED', 'PENDING')))
-          OR OLD.worker_id <> NEW.worker_id)
+          OR OLD.worker_id <> NEW.worker_id
+          OR OLD.model_id <> NEW.model_id
+          OR NEW.placement_epoch < OLD.placement_epoch)
     EXECUTE FUNCTION gpustackd_guard_move();
 
 -- The version of a model rises with every edit of what a decision looks at. What the daemon fills in by

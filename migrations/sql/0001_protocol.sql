@@ -2,7 +2,8 @@
 -- expects, and a lease that still runs by the database's clock.
 
 CREATE FUNCTION gpustackd_claim(p_owner uuid, p_ids bigint[], p_epochs bigint[], p_lease double precision)
-    RETURNS TABLE (id bigint, name text, model_id bigint, epoch bigint, attempts bigint, waited double precision)
+    RETURNS TABLE (id bigint, name text, model_id bigint, epoch bigint, attempts bigint, priority bigint,
+                   waited double precision)
     LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -18,8 +19,9 @@ BEGIN
        SET state = 'ANALYZING', lease_owner = p_owner,
            lease_until = clock_timestamp() + make_interval(secs => p_lease),
            placement_epoch = i.placement_epoch + 1, attempts = i.attempts + 1, updated_at = now()
-     WHERE i.id = ANY (mine)
-    RETURNING i.id, i.name, i.model_id, i.placement_epoch, i.attempts,
+      FROM models m
+     WHERE i.id = ANY (mine) AND m.id = i.model_id
+    RETURNING i.id, i.name, i.model_id, i.placement_epoch, i.attempts, coalesce(i.priority, m.priority),
               extract(epoch FROM clock_timestamp() - i.created_at)::double precision;
 END
 $$;
@@ -62,6 +64,8 @@ DECLARE
     placed bigint[] := '{}';
     at int;
     k int;
+    w_upto int;
+    l_upto int;
     uniform boolean;
     wanted bigint[];
     booked bigint[];
@@ -96,6 +100,9 @@ BEGIN
         END IF;
         clash_gpus := '{}';
         clash_workers := '{}';
+        booked := '{}';
+        w_upto := w_from[n] - 1;  -- the last row booked, here and on the ledger's side
+        l_upto := l_from[n] - 1;
 
         FOR k IN w_from[n] .. w_to[n] LOOP
             UPDATE workers
@@ -111,6 +118,7 @@ BEGIN
                 clash_workers := clash_workers || w_id[k];
                 EXIT;
             END IF;
+            w_upto := k;
         END LOOP;
 
         IF cardinality(clash_workers) = 0 THEN
@@ -122,7 +130,6 @@ BEGIN
                 uniform := l_vram[k] = l_vram[l_from[n]] AND l_unified[k] = l_unified[l_from[n]]
                            AND l_gpu[k] IS NOT NULL AND l_gpu[l_from[n]] IS NOT NULL;
             END LOOP;
-            booked := '{}';
             IF uniform AND l_gpu[l_from[n]] IS NOT NULL THEN
                 WITH done AS (
                     UPDATE gpu_devices
@@ -134,6 +141,9 @@ BEGIN
                 SELECT coalesce(array_agg(id), '{}') INTO booked FROM done;
                 IF cardinality(booked) < cardinality(wanted) THEN
                     clash_gpus := ARRAY(SELECT unnest(wanted) EXCEPT SELECT unnest(booked));
+                    IF cardinality(clash_gpus) = 0 THEN
+                        clash_gpus := wanted;  -- one GPU named twice: its second half is not booked
+                    END IF;
                 END IF;
             ELSE
                 FOR k IN l_from[n] .. l_to[n] LOOP
@@ -145,28 +155,25 @@ BEGIN
                      WHERE id = l_gpu[k] AND open AND unified = l_unified[k]
                        AND (p_over[n] OR (NOT over_committed AND capacity - vram_allocated >= l_vram[k]))
                        AND (NOT p_unchanged[n] OR version = l_version[k]);
-                    IF FOUND THEN
-                        booked := booked || l_gpu[k];
-                    ELSE
+                    IF NOT FOUND THEN
                         clash_gpus := clash_gpus || l_gpu[k];
                         EXIT;
                     END IF;
+                    l_upto := k;
                 END LOOP;
             END IF;
         END IF;
 
         IF cardinality(clash_workers) > 0 OR cardinality(clash_gpus) > 0 THEN
             -- Nobody saw the half: all these rows are locked by us. Put them back exactly.
-            IF cardinality(clash_workers) > 0 THEN
-                booked := '{}';
-            END IF;
-            FOR k IN l_from[n] .. l_to[n] LOOP
-                CONTINUE WHEN l_gpu[k] IS NULL OR NOT l_gpu[k] = ANY (booked);
+            UPDATE gpu_devices SET vram_allocated = vram_allocated - l_vram[l_from[n]], version = version - 1
+             WHERE id = ANY (booked);
+            FOR k IN l_from[n] .. l_upto LOOP
+                CONTINUE WHEN l_gpu[k] IS NULL;
                 UPDATE gpu_devices SET vram_allocated = vram_allocated - l_vram[k], version = version - 1
                  WHERE id = l_gpu[k];
             END LOOP;
-            FOR k IN w_from[n] .. w_to[n] LOOP
-                EXIT WHEN w_id[k] = ANY (clash_workers);
+            FOR k IN w_from[n] .. w_upto LOOP
                 UPDATE workers SET ram_allocated = ram_allocated - w_ram[k], version = version - 1
                  WHERE id = w_id[k];
             END LOOP;

@@ -35,6 +35,7 @@ CREATE TRIGGER workers_wake_update AFTER UPDATE ON workers
           OR OLD.labels IS DISTINCT FROM NEW.labels
           OR OLD.cluster_id IS DISTINCT FROM NEW.cluster_id
           OR OLD.name <> NEW.name
+          OR OLD.cpu_arch IS DISTINCT FROM NEW.cpu_arch
           OR OLD.unified_memory <> NEW.unified_memory)
     EXECUTE FUNCTION gpustackd_wake('worker');
 CREATE TRIGGER workers_wake_capacity AFTER UPDATE ON workers
@@ -49,9 +50,16 @@ CREATE TRIGGER gpu_devices_wake_update AFTER UPDATE ON gpu_devices
     FOR EACH ROW
     WHEN ((NEW.open AND NOT OLD.open)
           OR NEW.capacity > coalesce(OLD.capacity, -1)
-          OR (OLD.over_committed AND NOT NEW.over_committed)
-          OR OLD.type <> NEW.type OR OLD.index <> NEW.index)
+          OR (OLD.over_committed AND NOT NEW.over_committed))
     EXECUTE FUNCTION gpustackd_wake('capacity');
+CREATE TRIGGER gpu_devices_wake_described AFTER UPDATE ON gpu_devices
+    FOR EACH ROW
+    WHEN ((OLD.vendor, OLD.name, OLD.uuid, OLD.arch_family, OLD.compute_capability, OLD.runtime_version,
+           OLD.links, OLD.network)
+          IS DISTINCT FROM
+          (NEW.vendor, NEW.name, NEW.uuid, NEW.arch_family, NEW.compute_capability, NEW.runtime_version,
+           NEW.links, NEW.network))
+    EXECUTE FUNCTION gpustackd_wake('worker');
 
 CREATE TRIGGER model_files_wake_insert AFTER INSERT ON model_files
     FOR EACH ROW WHEN (NEW.state = 'READY') EXECUTE FUNCTION gpustackd_wake('files');
