@@ -4,21 +4,17 @@ and as data. Text is made here only, for the answer that is kept."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import UNKNOWN, Fleet, Ints
 from gpustackd.domain.outcome import Cure, NoFit, PoolStep, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.cluster import workers
-from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
-from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.hand_picked import HandPicked
-from gpustackd.placement.names import gib, gib_number
 from gpustackd.placement.search import Search
+from gpustackd.placement.shortfall import needs, shortfall
 
 LIMIT = 3500
 """Bytes of a message, so that the row and the log stay readable at any fleet size."""
@@ -72,159 +68,3 @@ def clipped(text: str) -> str:
     """The text, cut where it would be longer than a message may be (in bytes)."""
     raw = text.encode()
     return text if len(raw) <= LIMIT else raw[:LIMIT].decode(errors="ignore") + " …"
-
-
-# -- what is missing on the workers that are left ----------------------------------------------------------
-
-
-def shortfall(search: Search, rows: Ints) -> list[Reason]:
-    """Causes on the workers that passed every filter, each with the number of workers it holds for."""
-    fleet, rules = search.fleet, search.rules
-    found = cards(fleet, rows, rules)
-    present = fleet.gpu_id[rows] != 0
-    has_gpu = present.any(axis=1)
-    usable = found.usable.any(axis=1)
-    short_of_ram = usable & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
-    short = usable & ~short_of_ram
-    reasons = [needs(search.demand, rules)]
-    if not has_gpu.all():
-        count = int(np.count_nonzero(~has_gpu))
-        reasons.append(_fit("no_gpu", f"{workers(count)} {_have(count)} no GPU", workers=count))
-    if (has_gpu & ~usable).any():
-        reasons.append(_closed(fleet, rows[has_gpu & ~usable]))
-    if short_of_ram.any():
-        reasons.append(_ram(fleet, rules, rows, found, short_of_ram))
-    if short.any():
-        at = np.flatnonzero(short)
-        reasons.extend(_vram(search, _subset(found, at), rows[at]))
-    return reasons
-
-
-def needs(demand: Demand, rules: Rules) -> Reason:
-    """What the model asks for: the first line of every refusal for lack of room."""
-    v = rules.vram
-    text = f"The model needs {gib(v)} of GPU memory"
-    params: dict[str, Any] = {"vram_bytes": v, "vram_gib": gib_number(v)}
-    ram = max(rules.ram, rules.ram_static or 0)
-    if ram:
-        text += f" and {gib(ram)} of RAM"
-        params |= {"ram_bytes": ram, "ram_gib": gib_number(ram)}
-    u = max((*rules.share_of_type.values(), rules.share), default=0.0)
-    if u > 0 and rules.taking is Taking.SHARE:
-        total = int(v / u)
-        text += f"; at {rules.share_flag} {u:g} that is {gib(total)} of cards, {int(u * 100)} % of each"
-        params |= {
-            "flag": rules.share_flag,
-            "share": u,
-            "total_bytes": total,
-            "per_gpu_percent": int(u * 100),
-        }
-    if rules.gpu_count:
-        text += f", on {rules.gpu_count} GPU{'s' if rules.gpu_count > 1 else ''}"
-        params["gpu_count"] = rules.gpu_count
-    return Reason("fit.needs", "fit", text, params, "info")
-
-
-def _closed(fleet: Fleet, rows: Ints) -> Reason:
-    there = fleet.gpu_id[rows] != 0
-    over = int(np.count_nonzero(there & fleet.gpu_over[rows]))
-    closed = int(np.count_nonzero(there & ~fleet.gpu_open[rows] & ~fleet.gpu_over[rows]))
-    unknown = int(
-        np.count_nonzero(there & ((fleet.vram_capacity[rows] == UNKNOWN) | (fleet.vram_total[rows] <= 0)))
-    )
-    causes = [
-        f"{n} {word}"
-        for n, word in ((closed, "closed"), (unknown, "of unknown memory"), (over, "over-committed"))
-        if n
-    ]
-    count = len(rows)
-    text = f"{workers(count)} {_have(count)} no usable GPU ({', '.join(causes)})"
-    return _fit("no_usable_gpu", text, workers=count, closed=closed, unknown=unknown, over_committed=over)
-
-
-def _ram(fleet: Fleet, rules: Rules, rows: Ints, found: Cards, short: np.ndarray[Any, Any]) -> Reason:
-    count = int(np.count_nonzero(short))
-    need = max(rules.ram, rules.ram_static or 0)
-    ram = np.where(short, found.ram, -1)
-    at = int(np.argmax(ram))
-    name = fleet.row(int(rows[at])).name
-    text = (
-        f"{workers(count)} {_have(count)} too little RAM; the most is free on {name}: "
-        f"{gib(int(ram[at]))} of the {gib(need)} needed"
-    )
-    return _fit("ram", text, workers=count, worker=name, free_bytes=int(ram[at]), need_bytes=need)
-
-
-def _vram(search: Search, found: Cards, rows: Ints) -> list[Reason]:
-    """Too little GPU memory: the best single card, the best worker, in real free bytes."""
-    fleet, rules = search.fleet, search.rules
-    count = len(rows)
-    head = f"{workers(count)} {_have(count)} too little free GPU memory"
-    reasons: list[Reason] = []
-    steps = {t.step for t in search.ladder}
-    if "one_gpu" in steps:
-        r, s = np.unravel_index(int(np.argmax(found.free)), found.free.shape)
-        index = int(fleet.gpu_index[rows[r], s])
-        name = f"{fleet.row(int(rows[r])).name}:{fleet.types[int(found.type[r, s])]}:{index}"
-        free, total = int(found.free[r, s]), int(found.total[r, s])
-        percent = int(100 * free / total) if total > 1 else 0
-        text = f"{head}; the largest free GPU is {name}: {gib(free)} free of {gib(total)} ({percent} %)"
-        text += f", needed {gib(rules.vram)}"
-        reasons.append(
-            _fit("one_gpu", text, workers=count, gpu=name, free_bytes=free, total_bytes=total,
-                 free_percent=percent, need_bytes=rules.vram)
-        )  # fmt: skip
-        head = "Several GPUs of one worker"
-    if "one_worker" in steps:
-        reasons.extend(_one_worker(search, found, rows, head))
-    return reasons
-
-
-def _one_worker(search: Search, found: Cards, rows: Ints, head: str) -> list[Reason]:
-    fleet, rules = search.fleet, search.rules
-    enough, least = portions(found, rules)
-    best: tuple[int, int, int, int, int] | None = None
-    for code in np.unique(found.type[found.usable]).tolist():
-        mine = found.usable & (found.type == code)
-        size = np.count_nonzero(mine, axis=1)
-        sums = np.where(mine, found.free, 0).sum(axis=1)
-        sums[size < 2] = -1
-        at = int(np.argmax(sums))
-        if sums[at] >= 0 and (best is None or sums[at] > best[0]):
-            good = mine[at] & enough[at]
-            booked = found.free if rules.taking is Taking.SPLIT else least
-            best = (
-                int(sums[at]),
-                at,
-                int(size[at]),
-                int(np.count_nonzero(good)),
-                int(booked[at][good].sum()),
-            )
-    if best is None:
-        text = f"{head}: no worker has two usable GPUs of one type"
-        return [_fit("no_pair", text, workers=len(rows))]
-    free, at, size, good, effective = best
-    name = fleet.row(int(rows[at])).name
-    text = f"{head}: the most is free on {name}, {gib(free)} on {size} GPUs"
-    params = {"worker": name, "free_bytes": free, "gpus": size, "gpus_ok": good, "effective_bytes": effective}
-    if rules.taking is Taking.SHARE:
-        text += f"; {good} of {size} have their share free, {gib(effective)} together"
-    text += f", needed {gib(rules.vram)}"
-    reasons = [_fit("one_worker", text, need_bytes=rules.vram, **params)]
-    complaint = None if rules.fixed_world else rules.divisors.complaint(good)
-    if complaint is not None and good > 1:
-        reasons.insert(0, _fit("not_divisible", str(complaint), **complaint.as_params()))
-    return reasons
-
-
-def _subset(found: Cards, at: Ints) -> Cards:
-    columns = ("w", "free", "total", "share", "type", "usable", "ram", "unified")
-    return Cards(*(getattr(found, c)[at] for c in columns))
-
-
-def _fit(code: str, text: str, **params: Any) -> Reason:
-    return Reason(f"fit.{code}", "fit", text, params)
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"

@@ -19,6 +19,7 @@ from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.rules import Rules
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.hand_picked import HandPicked
+from gpustackd.placement.over_workers import OverWorkers
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.score.locality import Warm, shares, warm
 from gpustackd.placement.score.strategy import Scorer, Seats
@@ -74,6 +75,8 @@ class Search:
             tiers.append(OneGpu(self))
         if self.rules.gpu_count != 1 and self.rules.several:
             tiers.append(ManyGpus(self))
+        if self.rules.gpu_count != 1 and self.rules.distributed:
+            tiers.append(OverWorkers(self))
         return tuple(tiers)
 
     # -- keeping up ------------------------------------------------------------------------------------

@@ -102,17 +102,18 @@ def ram_holds(found: Cards, rules: Rules, booked: Ints, ram: Ints, unified: Bool
     return held
 
 
-def portions(found: Cards, rules: Rules) -> tuple[Bools, Ints]:
+def portions(found: Cards, rules: Rules, strict: bool = False) -> tuple[Bools, Ints]:
     """Which cards may take a part in a placement over several cards, and the least booked on each: (R, S).
 
     Where the need is split (`SPLIT`, `AT_LEAST`), what is booked depends on how many cards share it.
+    `strict`: more than the share must be free (the peer's rule for several cards of one worker).
     """
     claim: Ints
     enough: Bools
     if rules.taking is Taking.SHARE:
         claim = (found.total * found.share).astype(np.int64)
         ratio = found.ratio
-        enough = ratio > found.share if rules.compat and not rules.grouped else ratio >= found.share
+        enough = ratio > found.share if strict else ratio >= found.share
         enough &= found.share > 0
         if not rules.compat:
             enough &= claim <= found.free

@@ -45,7 +45,7 @@ def sizes(rules: Rules, slots: int) -> list[int]:
 def several(found: Cards, rules: Rules, code: int, load: NDArray[np.float64] | None = None) -> Several:
     """Look at the cards of type `code` of every worker; of cards that are equally free those with less
     `load` (R, S) are taken first."""
-    enough, least = portions(found, rules)
+    enough, least = portions(found, rules, rules.compat and not rules.grouped)
     enough &= found.type == code
     r, s = enough.shape
     free = np.where(enough, found.free, -1)

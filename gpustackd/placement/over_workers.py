@@ -1,0 +1,246 @@
+"""The step for several workers: all GPUs of one type of each (selectors spec section 9.3, step 4).
+
+Workers with as many GPUs of the type, and with as much to book on them, form a class; the members of a class
+are alike, so that only its size decides whether it serves. The class that needs the fewest workers is
+taken, then the one that books least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustackd.domain.fleet import Ints
+from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
+from gpustackd.placement.fit.limit import mask
+from gpustackd.placement.fit.rules import Taking
+from gpustackd.placement.fit.seat import Choice, Seat
+from gpustackd.placement.fit.topology import Unworkable, layout
+from gpustackd.placement.tie import block
+from gpustackd.placement.tiers import EPSILON, Floats, Tier
+
+MORE_TRIED = 64
+"""Workers added beyond the fewest that hold the model, in search of a layout that the executor can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A class of workers: GPU type, GPUs of that type, bytes booked on all of them together."""
+
+    code: int
+    gpus: int
+    booked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """So many of these workers (positions) hold the model."""
+
+    hosts: int
+    booked: int
+    code: int
+    members: Ints
+
+
+class OverWorkers(Tier):
+    """Several workers with all their GPUs of one type."""
+
+    step = "many_workers"
+
+    def allocate(self, size: int) -> None:
+        self.kinds: list[Kind] = []
+        self._kind: dict[Kind, int] = {}
+        self.kind: dict[int, NDArray[np.int32]] = {}
+        """type code -> (W,) index into `kinds`, -1 = may not take part."""
+        self.value: dict[int, Floats] = {}
+        self.low: dict[int, Ints] = {}
+        """type code -> (W,) least free memory of a card."""
+
+    def compute(self, rows: Ints, passing: Ints) -> None:
+        for kind in self.kind.values():
+            kind[rows] = -1
+        types = self.fleet.gpu_type[passing]
+        for code in np.unique(types[types >= 0]).tolist():
+            if code not in self.kind:
+                self.kind[code] = np.full(self.size, -1, np.int32)
+                self.value[code] = np.zeros(self.size)
+                self.low[code] = np.zeros(self.size, np.int64)
+            self._compute(passing, code)
+
+    def _compute(self, passing: Ints, code: int) -> None:
+        found, ok, claim, gpus = self._look(passing, code)
+        at = np.flatnonzero(ok)
+        if not len(at):
+            return
+        rows, booked, size = passing[at], claim.sum(axis=1)[at], gpus[at]
+        for b, g in {(int(b), int(g)) for b, g in zip(booked, size, strict=True)}:
+            kind = Kind(code, g, b)
+            if kind not in self._kind:
+                self._kind[kind] = len(self.kinds)
+                self.kinds.append(kind)
+            self.kind[code][rows[(booked == b) & (size == g)]] = self._kind[kind]
+        mine = found.type[at] == code
+        self.low[code][rows] = np.where(mine, found.free[at], np.iinfo(np.int64).max).min(axis=1)
+        values = self.scorer.cards(self.search.seats(found, claim, claim.sum(axis=1)[:, None]))
+        self.value[code][rows] = self.scorer.together(values[at], mine)
+
+    def _look(self, rows: Ints, code: int) -> tuple[Cards, NDArray[np.bool_], Ints, Ints]:
+        """Cards, which workers may take part with all of their GPUs of the type, claims, GPU counts."""
+        found = cards(self.fleet, rows, self.rules)
+        enough, least = portions(found, self.rules)
+        mine = found.type == code
+        gpus = np.count_nonzero(mine, axis=1)
+        claim = np.where(mine, least, 0)
+        ok = (gpus > 0) & ~np.any(mine & ~enough, axis=1)
+        if self.rules.compat:
+            if self.rules.ram_floor:
+                ok &= found.ram >= self.rules.ram_floor
+        else:
+            ok &= ram_holds(found, self.rules, claim.sum(axis=1), found.ram, found.unified)
+            ok &= mask(self.fleet, rows, self.rules.engine)
+        return found, ok, claim, gpus
+
+    # -- choosing ----------------------------------------------------------------------------------------
+
+    def choose(self, turn: int) -> Choice | None:
+        self.refresh()
+        options = list(self._options())
+        if not options:
+            return None
+        best = min(options, key=lambda o: (o.hosts, o.booked))
+        scores, _ = self.search.rank(best.members, self.value[best.code][best.members])
+        top = np.flatnonzero(scores >= scores.max() - EPSILON)
+        if len(top) >= best.hosts:
+            chosen = block(top.tolist(), best.hosts, turn)
+        else:
+            chosen = np.argsort(-scores, kind="stable")[: best.hosts].tolist()
+        positions = best.members[chosen]
+        return self.search.pick([Choice(tuple(self.seats(positions, best.code)), self.step)], turn)
+
+    def _options(self) -> Iterator[Option]:
+        """The class of each type and GPU count that serves with the fewest workers."""
+        for code, kind in self.kind.items():
+            counts = np.bincount(kind[kind >= 0], minlength=len(self.kinds))
+            by_gpus: dict[int, list[int]] = {}
+            for k in np.flatnonzero(counts).tolist():
+                by_gpus.setdefault(self.kinds[k].gpus, []).append(k)
+            for gpus, kinds in by_gpus.items():
+                if not self.rules.fixed_world and not self.rules.divisors.allows(gpus):
+                    continue
+                if self.rules.taking is Taking.SPLIT:
+                    yield from self._split(code, gpus, np.flatnonzero(np.isin(kind, kinds)))
+                    continue
+                alike = list(self._alike(code, gpus, kinds, counts))
+                if alike:
+                    yield from alike
+                elif len(kinds) > 1:
+                    yield from self._mixed(code, gpus, kinds)
+
+    def _hosts(self, gpus: int, fewest: int, there: int) -> int | None:
+        """How many workers to take, at least `fewest`, of `there`; None where that cannot be."""
+        if self.rules.gpu_count:
+            hosts, rest = divmod(self.rules.gpu_count, gpus)
+            tries = [hosts] if not rest and hosts >= fewest else []
+        else:
+            tries = list(range(fewest, min(there, fewest + MORE_TRIED) + 1))
+        for hosts in tries:
+            if 2 <= hosts <= there and self.workable(gpus, hosts) is None:
+                return hosts
+            if self.rules.topology is None and hosts > there:
+                return None
+        return None
+
+    def workable(self, gpus: int, hosts: int) -> str | None:
+        """Why the executor cannot run so many workers with so many GPUs each; None where it can."""
+        if self.rules.topology is None:
+            return None
+        try:
+            layout([gpus] * hosts, self.rules.topology)
+        except Unworkable as why:
+            return str(why)
+        return None
+
+    def _alike(self, code: int, gpus: int, kinds: list[int], counts: Ints) -> Iterator[Option]:
+        for k in kinds:
+            booked = self.kinds[k].booked
+            if booked <= 0:
+                continue
+            hosts = self._hosts(gpus, max(2, -(-self.rules.vram // booked)), int(counts[k]))
+            if hosts is not None:
+                yield Option(hosts, hosts * booked, code, np.flatnonzero(self.kind[code] == k))
+
+    def _mixed(self, code: int, gpus: int, kinds: list[int]) -> Iterator[Option]:
+        """Workers with different cards, those with the most memory first."""
+        members = np.flatnonzero(np.isin(self.kind[code], kinds))
+        booked = np.array([self.kinds[k].booked for k in self.kind[code][members].tolist()], np.int64)
+        order = np.argsort(-booked, kind="stable")
+        sums = np.cumsum(booked[order])
+        fewest = int(np.searchsorted(sums, self.rules.vram)) + 1
+        if fewest > len(members):
+            return
+        hosts = self._hosts(gpus, max(2, fewest), len(members))
+        if hosts is not None:
+            yield Option(hosts, int(sums[hosts - 1]), code, members[order[:hosts]])
+
+    def _split(self, code: int, gpus: int, members: Ints) -> Iterator[Option]:
+        """The need split evenly: every card must have its part free."""
+        low = np.sort(self.low[code][members])[::-1]
+        for fewest in range(2, len(members) + 1):
+            hosts = self._hosts(gpus, fewest, len(members))
+            if hosts is None:
+                return
+            part = -(-self.rules.vram // (hosts * gpus))
+            if hosts <= len(members) and low[hosts - 1] >= part:
+                holding = members[self.low[code][members] >= part]
+                yield Option(hosts, part * hosts * gpus, code, holding)
+                return
+            if self.rules.gpu_count:
+                return
+
+    def seats(self, positions: Ints, code: int) -> list[Seat]:
+        """All GPUs of the type on each of these workers."""
+        found = cards(self.fleet, positions, self.rules)
+        _, least = portions(found, self.rules)
+        mine = found.type == code
+        part = -(-self.rules.vram // max(int(np.count_nonzero(mine)), 1))
+        seats: list[Seat] = []
+        for r, w in enumerate(positions.tolist()):
+            slots = np.flatnonzero(mine[r]).tolist()
+            if not self.rules.compat:
+                slots.sort(key=lambda s: int(self.fleet.gpu_index[w, s]))
+            split = self.rules.taking is Taking.SPLIT and not self.rules.compat
+            claims = tuple(part if split else int(least[r, s]) for s in slots)
+            seats.append(Seat(w, tuple(slots), claims, len(slots) if seats else None))
+        return seats
+
+    # -- the peer's walk ---------------------------------------------------------------------------------
+
+    def listing(self, rows: Ints, code: int) -> Iterator[tuple[Seat, ...]]:
+        """The peer's candidate of this type: workers by GPU count, then as given, until they hold it."""
+        found, ok, claim, gpus = self._look(rows, code)
+        if self.rules.taking is Taking.SPLIT:  # the peer counts whole cards, and books nothing
+            claim = np.where(found.type == code, found.total, 0)
+        if np.count_nonzero(gpus) < 2:
+            return
+        for g in sorted(set(gpus[gpus > 0].tolist()), reverse=True):
+            bucket = np.flatnonzero(gpus == g)
+            if len(bucket) < 2 or not self.rules.divisors.allows(g):
+                continue
+            taken: list[int] = []
+            total = 0
+            for r in bucket.tolist():
+                if not ok[r]:
+                    continue
+                taken.append(r)
+                total += int(claim[r].sum())
+                if self.rules.gpu_count:
+                    if len(taken) * g < self.rules.gpu_count:
+                        continue
+                    if len(taken) * g > self.rules.gpu_count:
+                        break
+                if total >= self.rules.vram and self.workable(g, len(taken)) is None:
+                    yield tuple(self.seats(rows[taken], code))
+                    return
