@@ -32,9 +32,9 @@ from gpustackd.ports import Health, ModelReader
 from gpustackd.settings import Settings
 from gpustackd.sources.library import ReaderOptions
 from gpustackd.sources.reader import Reader
-from gpustackd.store import migrate as migration
 from gpustackd.store.listen import Hearing, Listener
 from gpustackd.store.postgres import PostgresStore
+from gpustackd.store.revision import HEAD, judge
 
 _BEAT_LIMIT = 15.0
 """Seconds without a turn of the scheduling loop after which the daemon is not alive."""
@@ -114,10 +114,12 @@ async def run(settings: Settings, *, embedded: Path | None = None, migrate: bool
         else:
             url, listen_url = settings.require_database(), settings.require_listen_database()
         if migrate:
-            await migration.migrate(listen_url)
+            from gpustackd.store.migrate import migrate as bring_up_to_date
+
+            await bring_up_to_date(listen_url)
         store = await PostgresStore.open(url, settings.pool_size, pooled=url != listen_url, replica=name)
         stack.push_async_callback(store.close)
-        migration.judge((await store.health()).revision)
+        judge((await store.health()).revision)
         reports = Reports(logging.log, Metrics(version=__version__, replica=name))
         models = await stack.enter_async_context(reader(settings))
         daemon = Daemon(settings, Identity(uuid4(), name), store, models, listen_url, reports)
@@ -235,7 +237,7 @@ class Daemon:
             reports=self._reports,
             beat=self.state.tick,
             healthy=self._healthy,
-            judge_revision=migration.judge,
+            judge_revision=judge,
         )
 
     def _healthy(self, health: Health) -> None:
@@ -288,7 +290,7 @@ class Daemon:
             beat_age=self.state.age,
             beat_limit=_BEAT_LIMIT,
             readiness=self.readiness,
-            version={"version": __version__, "revision": migration.head()},
+            version={"version": __version__, "revision": HEAD},
             on_listening=lambda address: self._started(address, task_status.started),
         )
 

@@ -1,4 +1,4 @@
-"""The listening connection: hears wake-ups, proves to itself that it hears, and comes back when it is lost."""
+"""The listening connection: hears wake-ups, proves to itself that it hears, comes back when it is lost."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ class Listener:
                 heard = False
             finally:
                 self._set(False)
-                with anyio.move_on_after(1, shield=True):
-                    connection.terminate()
+                connection.terminate()
             wait = self._retry if heard else min(wait * 2, self._retry_most)
             await anyio.sleep(wait)
 

@@ -19,13 +19,14 @@ from sqlalchemy import Connection, NullPool
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from gpustackd.errors import DatabaseUnavailable, UsageError, WrongRevision
+from gpustackd.errors import DatabaseUnavailable, UsageError
 from gpustackd.store.connect import connect
+from gpustackd.store.revision import judge
 
 T = TypeVar("T")
 
 LOCK_TIMEOUT = "3s"
-"""How long a DDL statement queues for a table lock (and holds up live traffic behind it) before it is tried again."""
+"""How long a DDL statement queues for a table lock, holding up live traffic behind it, before it gives way."""
 
 _TRIES = 40
 _NOT_AVAILABLE = {"55P03", "40P01"}
@@ -54,21 +55,9 @@ def head() -> str:
     return found
 
 
-def judge(revision: str | None) -> None:
-    """Raise WrongRevision unless the schema's revision is the one that this build works with."""
-    newest = head()
-    if revision == newest:
-        return
-    if revision is None:
-        raise WrongRevision("the database has no gpustackd schema", "run `gpustackd migrate`")
-    known = {s.revision for s in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if revision in known:
-        raise WrongRevision(
-            f"schema is older ({revision}) than this build ({newest})", "run `gpustackd migrate`"
-        )
-    raise WrongRevision(
-        f"schema is newer ({revision}) than this build ({newest})", "upgrade gpustackd on this machine"
-    )
+def revisions() -> set[str]:
+    """All revisions that this build knows."""
+    return {s.revision for s in ScriptDirectory.from_config(_config()).walk_revisions()}
 
 
 async def on_connection(url: str, work: Callable[[Connection], T], *, lock_timeout: str = LOCK_TIMEOUT) -> T:
@@ -181,6 +170,7 @@ __all__ = [
     "judge",
     "migrate",
     "on_connection",
+    "revisions",
     "scripts",
     "sql",
     "upgrade",

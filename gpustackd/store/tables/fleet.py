@@ -76,7 +76,8 @@ class Worker(SQLModel, table=True):
         CheckConstraint("jsonb_typeof(labels) = 'object'", name="workers_labels_are_a_map"),
         CheckConstraint("port BETWEEN 1 AND 65535", name="workers_port_valid"),
         CheckConstraint(
-            "over_committed OR ram_allocated = 0 OR (ram_capacity IS NOT NULL AND ram_allocated <= ram_capacity)",
+            "over_committed OR ram_allocated = 0"
+            " OR (ram_capacity IS NOT NULL AND ram_allocated <= ram_capacity)",
             name="workers_ram_fits",
         ),
         Index("workers_changed_in_idx", "changed_in"),

@@ -62,7 +62,8 @@ class ModelInstance(SQLModel, table=True):
             name="model_instances_waiting_holds_nothing",
         ),
         CheckConstraint(
-            f"{_WAITING} OR state = 'ERROR' OR (worker_id IS NOT NULL AND computed_resource_claim IS NOT NULL)",
+            f"{_WAITING} OR state = 'ERROR'"
+            " OR (worker_id IS NOT NULL AND computed_resource_claim IS NOT NULL)",
             name="model_instances_placed_holds_a_claim",
         ),
         CheckConstraint(
