@@ -87,8 +87,8 @@ class Metrics:
     # -- what happened --------------------------------------------------------------------------------
 
     def attempt(self, outcome: str, *, rescan_only: bool = False, waited: float | None = None) -> None:
-        """An attempt ended (`placed`, `no_fit`, `error`, `lost`, …). `waited`: seconds since the row was made;
-        `rescan_only`: no notification had told of the instance."""
+        """An attempt ended (`placed`, `no_fit`, `error`, `lost`, …). `waited`: seconds since the row's
+        creation; `rescan_only`: no notification had told of the instance."""
         self._attempts.labels(outcome).inc()
         if rescan_only:
             self._only_by_rescan.inc()
@@ -189,10 +189,11 @@ class Metrics:
             value=self._deaf_probes,
         )
 
-    def text(self, accept: str = "") -> tuple[bytes, str]:
-        """All of it in the form the scraper likes (its Accept header), and the content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(_WithoutBirths(self.registry)), content_type
+
+def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
+    """All figures in the form that the scraper likes (its Accept header), and the content type."""
+    encode, content_type = choose_encoder(accept)
+    return encode(_WithoutBirths(registry)), content_type
 
 
 class _WithoutBirths(Collector):

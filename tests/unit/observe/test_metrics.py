@@ -7,7 +7,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpustackd.observe.metrics import PHASES, Metrics
+from gpustackd.observe.metrics import PHASES, Metrics, exposition
 
 
 def made() -> Metrics:
@@ -16,7 +16,7 @@ def made() -> Metrics:
 
 def scraped(metrics: Metrics) -> dict[str, float]:
     """Sample name with labels -> value."""
-    text, content_type = metrics.text()
+    text, content_type = exposition(metrics.registry)
     assert content_type.startswith("text/plain")
     return {
         sample.name + "".join(f",{k}={v}" for k, v in sorted(sample.labels.items())): sample.value
@@ -49,7 +49,7 @@ def test_what_the_daemon_must_show_is_there_from_the_start() -> None:
 
 
 def test_names_follow_prometheus_in_base_units() -> None:
-    for family in text_string_to_metric_families(made().text()[0].decode()):
+    for family in text_string_to_metric_families(exposition(made().registry)[0].decode()):
         if family.name.startswith("gpustackd_"):
             assert re.fullmatch(r"[a-z_]+", family.name)
             assert not family.name.endswith(("_ms", "_milliseconds", "_mb", "_gib", "_created"))
@@ -144,6 +144,6 @@ def test_a_name_is_watched_once() -> None:
 
 
 def test_a_scraper_may_ask_for_openmetrics() -> None:
-    text, content_type = made().text("application/openmetrics-text;version=1.0.0")
+    text, content_type = exposition(made().registry, "application/openmetrics-text;version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert text.endswith(b"# EOF\n")
