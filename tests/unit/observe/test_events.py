@@ -19,17 +19,22 @@ CONTRACT = {
 
 
 def logged() -> Iterator[tuple[str, str]]:
+    """Names given to a logger's methods, and to `event` of the daemon's reports after the level."""
     root = Path(gpustackd.__file__).parent
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-                first = node.args[0]
-                if (
-                    node.func.attr in LEVELS
-                    and isinstance(first, ast.Constant)
-                    and isinstance(first.value, str)
-                ):
-                    yield first.value, f"{path.relative_to(root)}:{node.lineno}"
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            named = node.args[:1] if node.func.attr in LEVELS else []
+            if node.func.attr == "event":
+                named = node.args[1:2]
+            for part in (part for argument in named for part in ast.walk(argument)):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value, f"{path.relative_to(root)}:{node.lineno}"
+
+
+def test_the_search_finds_events_that_are_surely_logged() -> None:
+    assert {"daemon.started", "instance.scheduled", "http.error"} <= {event for event, _ in logged()}
 
 
 def test_the_events_of_the_contract_are_listed() -> None:
