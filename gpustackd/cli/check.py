@@ -60,31 +60,32 @@ def check(
 
 
 async def _database(found: Settings) -> list[Result]:
-    from gpustackd.store import fitness, migrate
+    from gpustackd.store import fitness
     from gpustackd.store.inventory import connected, revision
+    from gpustackd.store.revision import judge
 
     url = found.require_database()
     results: list[Result] = []
     try:
         async with connected(url, "gpustackd check", any_revision=True) as connection:
             where = mask_url(url) if found.database_url else "the place that the PG* variables name"
-            results.append(_server(*fitness.version(connection), where))
+            results.append(_server(await fitness.version(connection), where))
             writable = await fitness.takes_writes(connection)
             results.append(_writable(writable, await fitness.denied(connection)))
-            results.append(_schema(await revision(connection), migrate.judge))
+            results.append(_schema(await revision(connection), judge))
             results.append(await _notifications(found.require_listen_database(), connection))
     except DatabaseUnavailable as error:
         results.append(Result("database", False, error.problem, error.remedy, error.exit_code))
     return results
 
 
-def _server(major: int, minor: int, where: str) -> Result:
+def _server(version: str, where: str) -> Result:
     from gpustackd.store.fitness import NEWEST, OLDEST
 
-    if major < OLDEST:
+    if int(version.partition(".")[0]) < OLDEST:
         supported = f"use PostgreSQL {OLDEST} to {NEWEST}"
-        return Result("database", False, f"PostgreSQL {major} at {where} is too old", supported)
-    return Result("database", True, f"PostgreSQL {major}.{minor} at {where}")
+        return Result("database", False, f"PostgreSQL {version} at {where} is too old", supported)
+    return Result("database", True, f"PostgreSQL {version} at {where}")
 
 
 def _writable(writable: bool, denied: Sequence[str]) -> Result:

@@ -108,21 +108,18 @@ async def _play(told: Narration, where: Path, server: EmbeddedPostgres, models: 
         await watch.clear(connection)  # of an earlier run in the same folder
         with told.step("fleet and models") as notes:
             notes.append(await _apply(connection, [folder() / "fleet.yaml", models]))
-        with told.step(f"{REPLICAS} daemons") as notes:
-            settings = {"GPUSTACKD_DATABASE_URL": url, "GPUSTACKD_LEASE": str(LEASE)}
-            playing = replicas(REPLICAS, where, settings)
-            made = await playing.__aenter__()
-            notes.append("process " + ", ".join(str(r.pid) for r in made))
-        try:
+        settings = {"GPUSTACKD_DATABASE_URL": url, "GPUSTACKD_LEASE": str(LEASE)}
+        async with replicas(REPLICAS, where, settings) as made:
+            with told.step(f"{REPLICAS} daemons") as notes:
+                for replica in made:
+                    await replica.ready()
+                notes.append("processes " + ", ".join(str(r.pid) for r in made))
             told.say(f"  connect with {server.psql()}", style="dim")
             await _storm(told, connection, made)
             await _look(told, connection)
             await _free(told, connection)
             await _audit(told, connection)
             await _stop(told, made)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await playing.__aexit__(None, None, None)
 
 
 async def _apply(connection: Connection, files: Sequence[Path]) -> str:
@@ -138,6 +135,30 @@ async def _apply(connection: Connection, files: Sequence[Path]) -> str:
     return f"{kinds['Worker']} workers with {cards} GPUs, {kinds['Model']} models"
 
 
+class KillFirstToWork:
+    """Kills, at once and for good, the first of the daemons that says it works on an instance."""
+
+    def __init__(self, among: Sequence[Replica]) -> None:
+        self._among = among
+        self._victim: Replica | None = None
+        self._dead = anyio.Event()
+        for replica in among:
+            replica.on_event = self._heard
+
+    def _heard(self, replica: Replica, event: str) -> None:
+        if event == "instance.analyzing" and self._victim is None:
+            self._victim = replica
+            replica.kill()
+            self._dead.set()
+
+    async def sprung(self) -> Replica:
+        """The one that was killed, once the kernel has it."""
+        await self._dead.wait()
+        assert self._victim is not None
+        await self._victim.ended.wait()
+        return self._victim
+
+
 async def _storm(told: Narration, connection: Connection, made: Sequence[Replica]) -> None:
     """All instances, in bursts of plain SQL; one daemon is killed while it works on a burst."""
     from gpustackd.examples import folder
@@ -147,15 +168,14 @@ async def _storm(told: Narration, connection: Connection, made: Sequence[Replica
 
     told.say("\nSixty instances by plain SQL, in bursts")
     for number, burst in enumerate(statements(folder() / "instances.sql"), 1):
+        trap = KillFirstToWork(made) if number == BURST_OF_THE_KILL else None
         count = await watch.run_sql(connection, burst)
         with told.step(f"burst {number}, {count} instances") as notes:
-            if number == BURST_OF_THE_KILL:
-                victim = made[1]
-                victim.kill()
+            if trap is not None:
+                victim = await trap.sprung()
                 held = await watch.under_lease(connection)
-                await victim.ended.wait()
                 notes.append(
-                    f"{victim.name} killed with SIGKILL, {held} instances under lease at that moment"
+                    f"{victim.name} killed with SIGKILL while it worked, {held} instances were its own"
                 )
             await watch.decided(connection, PATIENCE)
             counts = await Inventory(connection).counts()
@@ -223,15 +243,17 @@ def _range(values: Sequence[float]) -> str:
 
 
 def waiting_words(instances: Sequence[dict[str, Any]]) -> list[str]:
-    """Each reason once, with the instances that it keeps waiting."""
-    reasons: dict[str, list[str]] = {}
+    """Each reason once, with the instances that it keeps waiting and the newest of its messages."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for i in instances:
         if i["state"] == "PENDING":
-            reasons.setdefault((i["state_message"] or "").strip(), []).append(i["name"])
+            codes = (f"{r['filter']}:{r['code']}" for r in i["reasons"])
+            alike.setdefault((i["model"], *codes), []).append(i)
     lines: list[str] = []
-    for message, names in reasons.items():
-        lines.append(", ".join(names))
-        lines.extend(f"    {line}" for line in message.splitlines())
+    for waiting in alike.values():
+        lines.append(", ".join(i["name"] for i in waiting))
+        newest = max(waiting, key=lambda i: int(i["id"]))
+        lines.extend(f"    {line}" for line in (newest["state_message"] or "").strip().splitlines())
     return lines
 
 

@@ -118,6 +118,7 @@ def _show_waiting(out: Console, answer: Row) -> None:
             out.print(f"  {line}", markup=False)
     elif not answer["history"]:
         out.print("  nobody has looked at it yet; is a daemon running? (`gpustackd run`)")
+        return
     _show_pool(out, waiting["pool"])
     if waiting["next_attempt_at"]:
         out.print(f"\nTried again at {waiting['next_attempt_at']},", markup=False)

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 WIDTH = 100
 BAR = 4
 """Characters of one bar; eighths make it finer."""
-CELL = 18
+CELL = 21
 """Columns of one card: its bar, a space, and its holders' names."""
 NAME = 14
 

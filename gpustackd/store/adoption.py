@@ -209,14 +209,16 @@ def wanted(placement: Placement) -> set[Held]:
     return {(b.worker_id, b.gpu_id, b.part, b.vram, b.ram) for b in rows}
 
 
-async def why_not(connection: asyncpg.Connection, result: CommitResult) -> tuple[str, str]:
+async def why_not(
+    connection: asyncpg.Connection, placement: Placement, result: CommitResult
+) -> tuple[str, str]:
     """What is in the way of a placement that was not committed, and what to do about it."""
     if result.code is not CommitCode.CONFLICT:
         return "it or its model was changed at the same time", "apply it again"
     cards = await connection.fetch(
-        "SELECT w.name || ':' || g.type || ':' || g.index AS card, w.state, g.schedulable, g.over_committed,"
-        " g.capacity, g.vram_allocated FROM gpu_devices g JOIN workers w ON w.id = g.worker_id"
-        " WHERE g.id = ANY ($1) ORDER BY 1",
+        "SELECT g.id, w.name || ':' || g.type || ':' || g.index AS card, w.state, g.schedulable,"
+        " g.over_committed, g.capacity, g.vram_allocated"
+        " FROM gpu_devices g JOIN workers w ON w.id = g.worker_id WHERE g.id = ANY ($1) ORDER BY 1",
         list(result.gpu_ids),
     )
     for r in cards:
@@ -229,12 +231,13 @@ async def why_not(connection: asyncpg.Connection, result: CommitResult) -> tuple
         if r["over_committed"]:
             return f"{r['card']} is over-committed and takes nothing new", "free something there first"
         free = r["capacity"] - r["vram_allocated"]
+        need = sum(v for p in placement.parts for g, v in zip(p.gpu_ids, p.vram, strict=True) if g == r["id"])
         return (
-            f"it does not fit on {r['card']}: {free} of {r['capacity']} bytes are free",
+            f"it does not fit on {r['card']}: {need} bytes are wanted, {free} of {r['capacity']} are free",
             "see what is there with `gpustackd get gpus`",
         )
     host = await connection.fetchrow(
-        "SELECT name, state, ram_capacity, ram_allocated FROM workers WHERE id = ANY ($1) ORDER BY id",
+        "SELECT id, name, state, ram_capacity, ram_allocated FROM workers WHERE id = ANY ($1) ORDER BY id",
         list(result.worker_ids),
     )
     if host is None:
@@ -244,8 +247,10 @@ async def why_not(connection: asyncpg.Connection, result: CommitResult) -> tuple
     if host["ram_capacity"] is None:
         return f"worker {host['name']} has no known RAM", "give its ram_total first"
     free = host["ram_capacity"] - host["ram_allocated"]
+    need = sum(ledger.worker_booking(p) or 0 for p in placement.parts if p.worker_id == host["id"])
+    room = f"{need} bytes are wanted, {free} of {host['ram_capacity']} are free"
     return (
-        f"it does not fit on worker {host['name']}: {free} of {host['ram_capacity']} bytes of RAM are free",
+        f"it does not fit into the RAM of worker {host['name']}: {room}",
         "see what is there with `gpustackd get workers`",
     )
 

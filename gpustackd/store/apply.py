@@ -153,7 +153,7 @@ class _Writer:
         key = (f"{kind}.{column}", name)
         if key not in self.ids:
             table = KINDS[kind].table
-            row = await self.connection.fetchrow(f"SELECT * FROM {table} WHERE name = $1", name)  # noqa: S608
+            row = await self.connection.fetchrow(f"SELECT * FROM {table} WHERE name = $1", name)
             if row is None:
                 raise refuse(
                     f"{d.where}, {field}",
@@ -181,7 +181,7 @@ class _Writer:
         where = " AND ".join(f"{_quoted(c)} IS NOT DISTINCT FROM ${n}" for n, c in enumerate(identity, 1))
         wanted = ", ".join(["id", *(_quoted(c) for c in columns)])
         return await self.connection.fetchrow(
-            f"SELECT {wanted} FROM {table} WHERE {where} FOR NO KEY UPDATE",  # noqa: S608 - our own names
+            f"SELECT {wanted} FROM {table} WHERE {where} FOR NO KEY UPDATE",
             *identity.values(),
         )
 
@@ -200,7 +200,7 @@ class _Writer:
     async def _update(self, table: str, row_id: int, values: Mapping[str, Any]) -> None:
         sets = ", ".join(f"{_quoted(c)} = ${n}" for n, c in enumerate(values, 2))
         await self.connection.execute(
-            f"UPDATE {table} SET {sets}, updated_at = now() WHERE id = $1",  # noqa: S608 - our own names
+            f"UPDATE {table} SET {sets}, updated_at = now() WHERE id = $1",
             row_id,
             *values.values(),
         )
@@ -216,7 +216,7 @@ class _Writer:
         there = {
             (r["type"], r["index"]): r
             for r in await self._fetch(
-                f"SELECT id, {columns} FROM gpu_devices WHERE worker_id = $1",  # noqa: S608 - our own names
+                f"SELECT id, {columns} FROM gpu_devices WHERE worker_id = $1",
                 worker_id,
             )
         }
@@ -230,7 +230,7 @@ class _Writer:
                 await self._update("gpu_devices", row["id"], news)
                 changed += 1
         await self._insert_many("gpu_devices", added)
-        notes = [f"{n} GPUs {what}" for n, what in ((len(added), "added"), (changed, "changed")) if n]
+        notes = [f"{_gpus(n)} {what}" for n, what in ((len(added), "added"), (changed, "changed")) if n]
         if there:
             gone = [r["id"] for r in there.values()]
             hit = await self.connection.fetchval(
@@ -290,7 +290,7 @@ class _Writer:
             epoch = await self._free(row)
         result = await adoption.adopt(self.connection, row_id, epoch, placement)
         if result.code is not None:
-            problem, remedy = await adoption.why_not(self.connection, result)
+            problem, remedy = await adoption.why_not(self.connection, placement, result)
             raise refuse(f"{d.where}, computed_resource_claim", problem, remedy)
         news = {c: v for c, v in plain.items() if c not in ("name", "model_id")}
         if state != State.SCHEDULED:
@@ -319,10 +319,14 @@ class _Writer:
         return int(epoch)
 
 
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
 def _insertion(table: str, columns: Collection[str]) -> str:
     named = ", ".join(_quoted(c) for c in columns)
     places = ", ".join(f"${n}" for n in range(1, len(columns) + 1))
-    return f"INSERT INTO {table} ({named}) VALUES ({places})"  # noqa: S608 - our own names
+    return f"INSERT INTO {table} ({named}) VALUES ({places})"
 
 
 def _quoted(column: str) -> str:

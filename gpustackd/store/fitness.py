@@ -17,10 +17,9 @@ LISTEN_PATIENCE = 5.0
 _WRITTEN = ("workers", "gpu_devices", "models", "model_instances", "instance_claims", "scheduling_decisions")
 
 
-def version(connection: asyncpg.Connection) -> tuple[int, int]:
-    """The server's version, as in (18, 6)."""
-    found = connection.get_server_version()
-    return found.major, found.minor
+async def version(connection: asyncpg.Connection) -> str:
+    """The server's version, as in `18.6`, without what a distribution writes behind it."""
+    return str(await connection.fetchval("SELECT current_setting('server_version')")).split()[0]
 
 
 async def takes_writes(connection: asyncpg.Connection) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 
 from gpustackd.errors import DatabaseUnavailable, Refused
-from gpustackd.store import migrate
+from gpustackd.store.revision import judge
 from gpustackd.store.connect import UNREACHABLE, connect, unavailable
 
 Row = dict[str, Any]
@@ -111,7 +111,7 @@ async def connected(
             "jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog", format="text"
         )
         if not any_revision:
-            migrate.judge(await revision(connection))
+            judge(await revision(connection))
         yield connection
     except asyncpg.InsufficientPrivilegeError as error:
         raise DatabaseUnavailable(

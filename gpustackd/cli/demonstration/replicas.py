@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,8 @@ class Replica:
         self.process = process
         self.log = log
         self.events: Counter[str] = Counter()
+        self.on_event: Callable[[Replica, str], None] = lambda replica, event: None
+        """Called with each event as it is read."""
         self.started = anyio.Event()
         self.ended = anyio.Event()
 
@@ -69,6 +71,7 @@ class Replica:
         except (ValueError, AttributeError):
             return  # not every line is ours
         self.events[event] += 1
+        self.on_event(self, event)
         if event == "daemon.started":
             self.started.set()
 
@@ -106,7 +109,7 @@ async def _first(event: anyio.Event, group: TaskGroup) -> None:
 
 @asynccontextmanager
 async def replicas(count: int, directory: Path, settings: Mapping[str, str]) -> AsyncIterator[list[Replica]]:
-    """`count` daemons on one database, all of them up. Whatever happens, none is left when this ends.
+    """`count` daemons on one database, started but not yet `ready`. However this ends, none is left behind.
 
     `settings` are variables of their environment; nothing of ours that leads them elsewhere is passed on.
     """
@@ -124,8 +127,6 @@ async def replicas(count: int, directory: Path, settings: Mapping[str, str]) -> 
                 process = await anyio.open_process(command, env=environment, stderr=-2, stdin=None)
                 made.append(Replica(name, process, directory / f"{name}.log"))
                 group.start_soon(made[-1].listen)
-            for replica in made:
-                await replica.ready()
             yield made
         finally:
             for replica in made:
