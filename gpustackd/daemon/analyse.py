@@ -20,14 +20,13 @@ from gpustackd.errors import Contended
 from gpustackd.ports import Store
 
 _BATCH = 64
-_READY_MOST = 128
-"""Pieces of work that may wait for the decision loop before more are claimed."""
 _READING_MOST = 32
 """Instances of one model that may hold a claim while its facts are read; the rest stay PENDING."""
 
 
 class Analysis:
-    """Runs until cancelled; `tasks` is where models are read."""
+    """Runs until cancelled; `tasks` is where models are read. `batches` bounds how many batches are under way
+    at once: one is being committed, the others are decided or wait for it."""
 
     def __init__(
         self,
@@ -41,6 +40,7 @@ class Analysis:
         reports: Reports,
         tasks: TaskGroup,
         clock: Callable[[], float],
+        batches: int = 4,
     ) -> None:
         self._owner = owner
         self._lease = lease
@@ -51,11 +51,12 @@ class Analysis:
         self._reports = reports
         self._tasks = tasks
         self._clock = clock
+        self._most = max(1, batches - 1) * _BATCH
 
     async def run(self) -> None:
         """Until the queue is closed."""
         while True:
-            await self._desk.room(_READY_MOST)
+            await self._desk.room(self._most)
             taken = await self._queue.take(_BATCH)
             if not taken:
                 return

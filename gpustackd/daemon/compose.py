@@ -7,7 +7,7 @@ import random
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -40,6 +40,7 @@ _BEAT_LIMIT = 15.0
 """Seconds without a turn of the scheduling loop after which the daemon is not alive."""
 _DEAF_RESCAN = 10.0
 """Rescan interval while no notification is heard."""
+_PRUNE_EVERY = 1800.0
 _RECONNECT = (0.2, 1.0)
 """First and longest wait between tries to reach a database that is gone (the contract allows 5 s in all)."""
 
@@ -233,6 +234,7 @@ class Daemon:
             reader=self._models,
             policy=policy(self._settings),
             lease=self._settings.lease,
+            concurrency=self._settings.concurrency,
             gathering=self._gathering,
             reports=self._reports,
             beat=self.state.tick,
@@ -258,12 +260,22 @@ class Daemon:
                 self._rescan_when_deaf, "interval", seconds=_DEAF_RESCAN,
                 coalesce=True, max_instances=1, misfire_grace_time=None,
             )  # fmt: skip
+        scheduler.add_job(
+            self._prune, "interval", seconds=_PRUNE_EVERY, jitter=int(_PRUNE_EVERY / 4),
+            coalesce=True, max_instances=1, misfire_grace_time=None,
+        )  # fmt: skip
         scheduler.start()
         return scheduler
 
     def _rescan_when_deaf(self) -> None:
         if not self.state.hearing.listening:
             self._gathering.rescan()
+
+    async def _prune(self) -> None:
+        """Old decision records go in small bites; what does not work out now is left for the next time."""
+        with suppress(DatabaseUnavailable, Contended):
+            while await self._store.prune_decisions() > 0:
+                await anyio.sleep(0.2)
 
     def _listener(self) -> Listener:
         return Listener(

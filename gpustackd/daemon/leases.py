@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
 import anyio
@@ -9,7 +10,7 @@ import anyio
 from gpustackd.daemon.desk import Desk
 from gpustackd.daemon.reports import Reports
 from gpustackd.errors import Contended
-from gpustackd.ports import Store
+from gpustackd.ports import Store, Wake
 
 _RENEWALS = 3
 """Renewals a lease's length holds: one may fail without harm."""
@@ -19,12 +20,22 @@ _SWEEPS = 6
 class Leases:
     """Two loops that run until cancelled. Times are the database's: only lengths are ours."""
 
-    def __init__(self, *, owner: UUID, lease: float, store: Store, desk: Desk, reports: Reports) -> None:
+    def __init__(
+        self,
+        *,
+        owner: UUID,
+        lease: float,
+        store: Store,
+        desk: Desk,
+        reports: Reports,
+        tell: Callable[[Wake], None],
+    ) -> None:
         self._owner = owner
         self._lease = lease
         self._store = store
         self._desk = desk
         self._reports = reports
+        self._tell = tell
 
     async def renew(self) -> None:
         while True:
@@ -42,7 +53,7 @@ class Leases:
                 self._desk.let_go(lost)
 
     async def sweep(self) -> None:
-        """Rows whose lease is over become PENDING; the notification tells every replica."""
+        """Rows whose lease is over become PENDING, and whoever swept them takes them up at once."""
         while True:
             await anyio.sleep(self._lease / _SWEEPS)
             try:
@@ -52,3 +63,4 @@ class Leases:
                 continue
             if expired:
                 self._reports.leases_expired(expired)
+                self._tell(Wake("created", tuple(expired)))

@@ -8,6 +8,7 @@ from typing import Any
 from gpustackd.daemon.desk import Desk, Work
 from gpustackd.daemon.unique_queue import Origin, UniqueQueue
 from gpustackd.daemon.view import View
+from gpustackd.domain.fleet import WorkerRow
 from gpustackd.observe.logging import Log
 from gpustackd.observe.metrics import Metrics
 from gpustackd.ports import CommitResult, Proposal, Refusal, Waiting
@@ -114,6 +115,9 @@ class Reports:
             corrected=corrected,
             duration_ms=round(seconds * 1000, 1),
         )
+
+    def worker_state(self, worker: WorkerRow, before: str | None) -> None:
+        self.log.info("worker.state_changed", worker=worker.name, before=before, state=worker.state)
 
     def leases_expired(self, ids: Sequence[int]) -> None:
         self.metrics.leases_expired(len(ids))

@@ -54,6 +54,7 @@ class Session:
         reader: ModelReader,
         policy: Policy,
         lease: float,
+        concurrency: int,
         gathering: Gathering,
         reports: Reports,
         beat: Callable[[], None],
@@ -65,13 +66,14 @@ class Session:
         self._reader = reader
         self._policy = policy
         self._lease = lease
+        self._concurrency = concurrency
         self._gathering = gathering
         self._reports = reports
         self._beat = beat
         self._healthy = healthy
         self._judge_revision = judge_revision
         self.queue = UniqueQueue(monotonic)
-        self.view = View(store)
+        self.view = View(store, reports.worker_state)
         self.desk = Desk()
 
     async def run(self, stop: anyio.Event, started: Callable[[], None]) -> None:
@@ -87,6 +89,7 @@ class Session:
             analysis = Analysis(
                 owner=owner, lease=self._lease, store=self._store, queue=self.queue, desk=self.desk,
                 catalogue=catalogue, reports=self._reports, tasks=reading, clock=monotonic,
+                batches=self._concurrency,
             )  # fmt: skip
             scheduling = Scheduling(
                 owner=owner, replica=name, store=self._store, queue=self.queue, desk=self.desk,
@@ -98,7 +101,12 @@ class Session:
                 judge=judge, gathering=self._gathering, reports=self._reports, tasks=reading, clock=monotonic,
             )  # fmt: skip
             leases = Leases(
-                owner=owner, lease=self._lease, store=self._store, desk=self.desk, reports=self._reports
+                owner=owner,
+                lease=self._lease,
+                store=self._store,
+                desk=self.desk,
+                reports=self._reports,
+                tell=self._gathering.tell,
             )
             self._gathering.rescan()
             for loop in (intake.run, analysis.run, scheduling.decide, scheduling.commit,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 import anyio.lowlevel
 
-from gpustackd.domain.fleet import Booking, Fleet
+from gpustackd.domain.fleet import Booking, Fleet, WorkerRow
 from gpustackd.ports import CommitResult, FleetChanges, Proposal, Store
 
 _CHUNK = 2000
@@ -19,12 +19,15 @@ class View:
     """Owns the `Fleet`. `lock` keeps reads of the feed apart from commits and their acknowledgement, so that
     a read never overwrites what a commit that crossed it did."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, on_state: Callable[[WorkerRow, str | None], None] = lambda *_: None
+    ) -> None:
         self.fleet = Fleet()
         self.lock = anyio.Lock()
         self.foreign = 0
         """Rows that others changed, as of the last look."""
         self._store = store
+        self._on_state = on_state
         self._mark: str | None = None
 
     async def load(self) -> None:
@@ -77,7 +80,10 @@ class View:
         for n, worker in enumerate(changes.workers, 1):
             w = fleet.position.get(worker.id)
             if w is None or fleet.worker_version[w] != worker.version:
+                before = None if w is None else fleet.row(w).state
                 fleet.put_worker(worker)
+                if before not in (None, worker.state):
+                    self._on_state(worker, before)
                 changed.add(worker.id)
                 self.foreign += 1
             if n % _CHUNK == 0:
