@@ -274,7 +274,9 @@ class Daemon:
     async def _prune(self) -> None:
         """Old decision records go in small bites; what does not work out now is left for the next time."""
         with suppress(DatabaseUnavailable, Contended):
-            while await self._store.prune_decisions() > 0:
+            for _ in range(1000):
+                if not await self._store.prune_decisions():
+                    return
                 await anyio.sleep(0.2)
 
     def _listener(self) -> Listener:
