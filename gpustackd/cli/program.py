@@ -15,6 +15,7 @@ from gpustackd.cli.apply import apply
 from gpustackd.cli.audit import audit
 from gpustackd.cli.check import check
 from gpustackd.cli.demo import demo
+from gpustackd.cli.estimate import estimate
 from gpustackd.cli.explain import explain
 from gpustackd.cli.get import get
 from gpustackd.cli.migrate import migrate
@@ -48,7 +49,7 @@ def _options(
     failure.show_tracebacks(debug)
 
 
-for command in (run, migrate, check, apply, get, explain, audit, demo):
+for command in (run, migrate, check, apply, get, explain, estimate, audit, demo):
     app.command()(command)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import asyncpg
 
 from gpustackd.errors import DatabaseUnavailable, Refused
-from gpustackd.store.revision import judge
 from gpustackd.store.connect import UNREACHABLE, connect, unavailable
+from gpustackd.store.revision import judge
 
 Row = dict[str, Any]
 Connection = asyncpg.Connection

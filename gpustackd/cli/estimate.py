@@ -1,0 +1,162 @@
+"""`gpustackd estimate`: what a model needs, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from gpustackd.cli.options import ConfigOption, Form, FormOption, settings
+from gpustackd.cli.output import console, print_json, table
+from gpustackd.errors import BadRow, UsageError
+
+if TYPE_CHECKING:
+    from gpustackd.domain.model_spec import ModelSpec
+    from gpustackd.estimate.breakdown import Breakdown
+    from gpustackd.settings import Settings
+
+_WORDS = {
+    "weights": "weights",
+    "lora": "LoRA adapters",
+    "draft": "draft model",
+    "kv_cache": "KV cache of one longest sequence",
+    "compute": "activations",
+    "overhead": "the engine itself",
+    "allowance": "safety allowance of the claim",
+}
+
+
+class Hub(StrEnum):
+    """Where a model is read from."""
+
+    HUGGINGFACE = "huggingface"
+    MODEL_SCOPE = "model_scope"
+    LOCAL_PATH = "local_path"
+
+
+def estimate(
+    model: Annotated[
+        str, typer.Argument(metavar="PATH_OR_REPO", help="A directory, or a repository of a hub.")
+    ],
+    source: Annotated[
+        Hub | None,
+        typer.Option("--source", help="Where it is. [default: a path that is there, else huggingface]"),
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="vLLM (the default), SGLang, MindIE, …")
+    ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", help="One engine flag, as in --param=--max-model-len=8192.")
+    ] = None,
+    category: Annotated[
+        list[str] | None, typer.Option("--category", help="llm, embedding, …; detected where not given.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Of the repository.")] = None,
+    output: FormOption = Form.TEXT,
+    config: ConfigOption = None,
+) -> None:
+    """What a model needs, part by part; needs no database.
+
+    Exit 1 where the size of the model cannot be known.
+
+    Example: gpustackd estimate Qwen/Qwen2.5-7B-Instruct --param=--tensor-parallel-size=2
+    """
+    spec = spec_of(model, source, backend, param or (), category or (), revision)
+    found = anyio.run(_breakdown, settings(config), spec)
+    if output is Form.JSON:
+        print_json(found.as_json())
+    else:
+        _show(model, found)
+    if found.claim_vram is None:
+        raise typer.Exit(1)
+
+
+def spec_of(
+    model: str,
+    source: Hub | None,
+    backend: str | None,
+    parameters: Sequence[str],
+    categories: Sequence[str],
+    revision: str | None,
+) -> ModelSpec:
+    """The model that the command line describes. Raise UsageError where it is no path and no repository."""
+    from gpustackd.domain.model_spec import model_spec
+
+    path = Path(model).expanduser()
+    if source is None:
+        looks_local = model.startswith(("/", ".", "~")) or path.exists()
+        source = Hub.LOCAL_PATH if looks_local else Hub.HUGGINGFACE
+    if source is not Hub.LOCAL_PATH and model.count("/") != 1:
+        raise UsageError(
+            f"{model} is neither a path that is there nor a repository",
+            "a repository is owner/name, as in Qwen/Qwen3-8B",
+        )
+    column = {
+        Hub.LOCAL_PATH: "local_path",
+        Hub.HUGGINGFACE: "huggingface_repo_id",
+        Hub.MODEL_SCOPE: "model_scope_model_id",
+    }[source]
+    row: dict[str, Any] = {
+        "id": 0,
+        "name": model,
+        "source": source.value,
+        column: str(path.resolve()) if source is Hub.LOCAL_PATH else model,
+        "backend": backend,
+        "backend_parameters": list(parameters),
+        "categories": list(categories),
+        "revision": revision,
+    }
+    return model_spec(row)
+
+
+async def _breakdown(found: Settings, spec: ModelSpec) -> Breakdown:
+    from gpustackd.daemon.compose import reader
+    from gpustackd.estimate.breakdown import breakdown
+
+    async with reader(found) as models:
+        facts = await models.facts(spec)
+    try:
+        return breakdown(spec, facts)
+    except BadRow as error:  # of this command line, not of a row
+        raise UsageError(error.problem.replace("backend_parameters", "--param", 1), error.remedy) from error
+
+
+def _show(model: str, found: Breakdown) -> None:
+    out = console()
+    what = found.architecture or "an unknown architecture"
+    kinds = f" ({', '.join(found.categories)})" if found.categories else ""
+    out.print(f"{model}: {what}{kinds}, by {found.backend}\n", markup=False)
+    each = found.per_gpu
+    count = found.parallel.tp * found.parallel.pp
+    if each is not None:
+        of_one = {
+            "weights": each.weights,
+            "kv_cache": each.kv_sequence,
+            "compute": each.compute,
+            "overhead": each.overhead,
+        }
+        rows = [
+            (_WORDS.get(part, part), _size(size), _size(of_one.get(part)) if count > 1 else "")
+            for part, size in found.parts.items()
+            if size
+        ]
+        headings = ["PART", "ALTOGETHER", f"ON EACH OF {count} GPUS" if count > 1 else ""]
+        out.print(table(headings, rows, right=headings[1:]))
+        if each.kv_per_token:
+            out.print(f"\none token of context takes {each.kv_per_token / 1024:.0f} KiB on each GPU")
+            out.print(f"the longest sequence has {found.max_len} tokens")
+    claim = "not known" if found.claim_vram is None else _size(found.claim_vram)
+    ram = f", and {_size(found.claim_ram)} of RAM" if found.claim_ram else ""
+    out.print(f"\nall GPUs together must offer {claim}{ram}", style="bold")
+    for warning in found.warnings:
+        out.print(f"note: {warning}", markup=False)
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return ""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
