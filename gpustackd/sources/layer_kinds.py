@@ -29,9 +29,9 @@ what equals their library's default (Gemma 3, Llava), so that the figures stand 
 
 
 def with_defaults(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a configuration with its family's defaults below what it states."""
+    """A part of a configuration with its family's defaults below what it states; a stated null stays null."""
     defaults = FAMILY_DEFAULTS.get(str(part.get("model_type")))
-    return {**defaults, **{k: v for k, v in part.items() if v is not None}} if defaults else part
+    return {**defaults, **part} if defaults else part
 
 
 def window_size(text: Mapping[str, Any]) -> int:
