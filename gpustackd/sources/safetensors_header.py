@@ -99,6 +99,8 @@ def parse(header: bytes, file_size: int | None, name: str) -> Header:
                 "finish the download", retryable=True,
             )  # fmt: skip
         tensors += 1
+        if tensors > MAX_TENSORS:
+            raise _bad(name, f"lists more than {MAX_TENSORS} tensors")
         by_dtype[dtype] = by_dtype.get(dtype, 0) + end - begin
         if end > begin:
             ranges.append((begin, end))
