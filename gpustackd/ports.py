@@ -168,6 +168,10 @@ class Store(Protocol):
     async def expire_leases(self) -> Sequence[int]:
         """ANALYZING -> PENDING where the lease is over; returns those ids."""
 
+    async def autofill(self, model_id: int, version: int, patch: Mapping[str, Any]) -> bool:
+        """Write columns of a model that the daemon found out, for the version it looked at; wakes nobody.
+        False = the model was edited meanwhile."""
+
     async def health(self) -> Health:
         """Raises DatabaseUnavailable."""
 

@@ -96,6 +96,7 @@ class Analysis:
         self._desk.push(tried)
         if fresh:
             self._desk.push(await self.claim(fresh))
+        await self._catalogue.fill()
 
     async def claim(self, wanted: list[Work]) -> list[Work]:
         """Claim, and read what must be read first. Returns what can be decided at once."""
@@ -160,3 +161,4 @@ class Analysis:
             waiting = self._desk.reading.pop(model_id, [])
         self._reports.phase("facts", self._clock() - started)
         self._desk.push(waiting)
+        await self._catalogue.fill()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpustackd.daemon.reports import Reports
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.domain.model_spec import ModelSpec, filled
 from gpustackd.domain.outcome import Cure, NoFit, Reason
-from gpustackd.errors import BadRow, ModelUnreadable
+from gpustackd.errors import BadRow, Contended, ModelUnreadable
 from gpustackd.estimate.demand import build_demand
+from gpustackd.estimate.evaluate import evaluate
 from gpustackd.ports import ModelReader, ModelRecord, Store
 
 
@@ -45,6 +47,7 @@ class Catalogue:
         self._stale: set[int] = set()
         self._demands: dict[int, tuple[ModelFacts, Demand]] = {}
         self._failures: dict[int, _Failure] = {}
+        self._fills: dict[int, tuple[int, Mapping[str, Any]]] = {}
 
     async def load(self, ids: Iterable[int]) -> None:
         """Read the rows of models that are not known, or were edited."""
@@ -130,6 +133,7 @@ class Catalogue:
         if kept is not None and kept[0] is facts and kept[1].spec == spec:
             return kept[1]
         try:
+            spec = self._evaluated(spec, facts)
             demand = build_demand(spec, facts)
         except BadRow as error:
             return refusal("model.invalid", f"model {record.name} cannot be used: {error}", Cure.MODEL)
@@ -139,6 +143,28 @@ class Catalogue:
             return refusal("estimate.failed", text[:1000], Cure.MODEL | Cure.FILES)
         self._demands[record.id] = (facts, demand)
         return demand
+
+    def _evaluated(self, spec: ModelSpec, facts: ModelFacts) -> ModelSpec:
+        """The row with what its files say filled in where it is empty; `fill` writes that down. What speaks
+        against the model is told, not held against it: the engine has the last word."""
+        if spec.is_gguf:
+            return spec
+        found = evaluate(spec, facts)
+        for problem in found.problems:
+            self._reports.event("warning", "model.doubtful", model=spec.name, reason=problem.text)
+        if not found.writes:
+            return spec
+        self._fills[spec.id] = (spec.version, found.writes)
+        return filled(spec, found.writes)
+
+    async def fill(self) -> None:
+        """Write down what was found out since the last call."""
+        fills, self._fills = self._fills, {}
+        for model_id, (version, writes) in fills.items():
+            try:
+                await self._store.autofill(model_id, version, writes)
+            except Contended:
+                self._fills.setdefault(model_id, (version, writes))
 
     def _failed(self, record: ModelRecord, error: ModelUnreadable) -> NoFit:
         """Remember a failure for a while, so that many instances of one model do not read it again each."""

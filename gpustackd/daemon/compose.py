@@ -23,6 +23,7 @@ from gpustackd.daemon.gathering import Gathering
 from gpustackd.daemon.http import serve
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.session import Identity, Session
+from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.systemd import Systemd
 from gpustackd.errors import Contended, DatabaseUnavailable, GpustackdError
 from gpustackd.observe.logging import start_logging
@@ -78,7 +79,7 @@ def policy(settings: Settings) -> Policy:
     )
 
 
-def reader(settings: Settings) -> Reader:
+def reader(settings: Settings, around: Surroundings) -> Reader:
     """The reader of models that the settings describe."""
     return Reader(
         ReaderOptions(
@@ -87,7 +88,9 @@ def reader(settings: Settings) -> Reader:
             modelscope_endpoint=settings.modelscope_endpoint,
             worker_token=_secret(settings.worker_token),
             cache_dir=_cache_folder(),
-        )
+        ),
+        hosts=around.hosts,
+        known_size=around.known_size,
     )
 
 
@@ -122,8 +125,9 @@ async def run(settings: Settings, *, embedded: Path | None = None, migrate: bool
         stack.push_async_callback(store.close)
         judge((await store.health()).revision)
         reports = Reports(logging.log, Metrics(version=__version__, replica=name))
-        models = await stack.enter_async_context(reader(settings))
-        daemon = Daemon(settings, Identity(uuid4(), name), store, models, listen_url, reports)
+        around = Surroundings()
+        models = await stack.enter_async_context(reader(settings, around))
+        daemon = Daemon(settings, Identity(uuid4(), name), store, models, around, listen_url, reports)
         await daemon.run()
 
 
@@ -145,6 +149,7 @@ class Daemon:
         identity: Identity,
         store: PostgresStore,
         models: ModelReader,
+        around: Surroundings,
         listen_url: str,
         reports: Reports,
     ) -> None:
@@ -152,6 +157,7 @@ class Daemon:
         self._identity = identity
         self._store = store
         self._models = models
+        self._around = around
         self._listen_url = listen_url
         self._reports = reports
         self._gathering = Gathering()
@@ -240,6 +246,7 @@ class Daemon:
             beat=self.state.tick,
             healthy=self._healthy,
             judge_revision=judge,
+            around=self._around,
         )
 
     def _healthy(self, health: Health) -> None:

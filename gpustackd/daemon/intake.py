@@ -13,6 +13,7 @@ from gpustackd.daemon.desk import Desk
 from gpustackd.daemon.gathering import Gathered, Gathering
 from gpustackd.daemon.judge import Judge, codes, signature
 from gpustackd.daemon.reports import Reports
+from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.unique_queue import ElsewhereOf, Origin, ParkedGroup, UniqueQueue
 from gpustackd.daemon.view import View
 from gpustackd.domain.demand import Demand
@@ -42,6 +43,7 @@ class Intake:
         gathering: Gathering,
         reports: Reports,
         tasks: TaskGroup,
+        around: Surroundings,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -53,6 +55,7 @@ class Intake:
         self._gathering = gathering
         self._reports = reports
         self._tasks = tasks
+        self._around = around
         self._clock = clock
         self._looked = 0.0
         self._first = True
@@ -72,7 +75,7 @@ class Intake:
         if news.models:
             self._catalogue.forget(news.models)
         if news.cures & (Cure.FILES | Cure.BACKENDS) or news.full:
-            self._judge.files = await self._store.ready_files()
+            self._judge.files = self._around.files = await self._store.ready_files()
         if news.deleted:
             self._view.reload_next()
         if news.full:

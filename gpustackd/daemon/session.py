@@ -24,6 +24,7 @@ from gpustackd.daemon.judge import Judge
 from gpustackd.daemon.leases import Leases
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.schedule import Scheduling
+from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.unique_queue import UniqueQueue
 from gpustackd.daemon.view import View
 from gpustackd.errors import Contended, DatabaseUnavailable, WrongRevision
@@ -60,6 +61,7 @@ class Session:
         beat: Callable[[], None],
         healthy: Callable[[Health], None],
         judge_revision: Callable[[str | None], None],
+        around: Surroundings,
     ) -> None:
         self._identity = identity
         self._store = store
@@ -72,6 +74,7 @@ class Session:
         self._beat = beat
         self._healthy = healthy
         self._judge_revision = judge_revision
+        self._around = around
         self.queue = UniqueQueue(monotonic)
         self.view = View(store, reports.worker_state)
         self.desk = Desk()
@@ -82,6 +85,7 @@ class Session:
         await self._check_health()
         await self._store.hand_back(owner)
         await self.view.load()
+        self._around.fleet = self.view.fleet
         catalogue = Catalogue(self._store, self._reader, self._reports, monotonic)
         judge = Judge(self.view, self._policy, self._reports)
         self._reports.attach(self.queue, self.view, self.desk)
@@ -99,6 +103,7 @@ class Session:
             intake = Intake(
                 store=self._store, queue=self.queue, desk=self.desk, view=self.view, catalogue=catalogue,
                 judge=judge, gathering=self._gathering, reports=self._reports, tasks=reading, clock=monotonic,
+                around=self._around,
             )  # fmt: skip
             leases = Leases(
                 owner=owner,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 from types import MappingProxyType
@@ -146,7 +146,7 @@ class ModelSpec:
         return str(self.env.get(SKIP_GPU_COUNT_CHECK, "")).strip().lower() in {"1", "true", "yes", "on"}
 
 
-_TEXT = (
+_TEXT = (  # noqa: SIM905
     "owner huggingface_repo_id huggingface_filename model_scope_model_id model_scope_file_path local_path"
     " revision backend backend_version image_name run_command"
 ).split()
@@ -173,6 +173,18 @@ def model_spec(row: Mapping[str, Any]) -> ModelSpec:
         id=int(row["id"]), version=int(row.get("version") or 0), name=str(row["name"]),
         priority=int(row.get("priority") or 0), **values,
     )  # fmt: skip
+
+
+def filled(spec: ModelSpec, writes: Mapping[str, Any]) -> ModelSpec:
+    """The spec with columns set that its row leaves empty (`writes` as the columns hold them)."""
+    values: dict[str, Any] = {}
+    if "categories" in writes:
+        values["categories"] = tuple(writes["categories"])
+    if "gpu_selector" in writes:
+        values["gpu_selector"] = _gpu_selector(writes["gpu_selector"])
+    if "distributed_inference_across_workers" in writes:
+        values["distributed_inference_across_workers"] = writes["distributed_inference_across_workers"]
+    return replace(spec, **values)
 
 
 def _enum(kind: type[E], row: Mapping[str, Any], name: str) -> E | None:

@@ -20,6 +20,7 @@ EVENTS = {
     "instance.preempted": "an instance gave way to one of higher priority",
     "placement.conflict": "another replica was faster on these rows; decided anew",
     "lease.expired": "claims of a replica that is gone were taken back",
+    "model.doubtful": "what the files say speaks against the model's row; it is placed all the same",
     "model.unreadable": "what a model is made of could not be read",
     "row.bad": "a row holds something that cannot be used; only that row suffers",
     "worker.state_changed": "a worker changed its state",

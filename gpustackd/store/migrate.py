@@ -26,7 +26,7 @@ from gpustackd.store.revision import judge
 T = TypeVar("T")
 
 LOCK_TIMEOUT = "3s"
-"""How long a DDL statement queues for a table lock, holding up live traffic behind it, before it gives way."""
+"""How long a DDL statement queues for a table lock, live traffic behind it, before it gives way."""
 
 _TRIES = 40
 _NOT_AVAILABLE = {"55P03", "40P01"}

@@ -38,7 +38,8 @@ _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, async
 
 _WORKERS = """
 SELECT m.mark, w.id, w.name, w.cluster_id, w.state, w.version, w.labels, w.ram_capacity, w.ram_allocated,
-       w.unified_memory, w.over_committed, w.vram_reserved, w.cpu_arch, w.ip, w.advertise_address, w.ifname
+       w.unified_memory, w.over_committed, w.vram_reserved, w.cpu_arch, w.ip, w.advertise_address, w.ifname,
+       w.port
   FROM (SELECT pg_current_snapshot()::text AS mark) m LEFT JOIN workers w ON {where}"""
 _GPUS = """
 SELECT g.id, g.worker_id, g.index, g.type, g.version, g.vram_total, g.capacity, g.vram_allocated, g.open,
@@ -50,6 +51,12 @@ _SINCE = (
     "{0}.changed_in >= pg_snapshot_xmin($1::text::pg_snapshot)::text::bigint"
     " AND NOT pg_visible_in_snapshot({0}.changed_in::text::xid8, $1::text::pg_snapshot)"
 )
+
+_BACKEND = (
+    "coalesce(nullif(m.backend, ''), CASE WHEN coalesce(m.huggingface_filename, m.model_scope_file_path,"
+    " m.local_path, '') LIKE '%.gguf' THEN 'Custom' ELSE 'vLLM' END)"
+)
+"""`ModelSpec.effective_backend` in SQL."""
 
 _WAITING = """
 SELECT i.id, i.name, i.model_id, i.placement_epoch, i.attempts, coalesce(i.priority, m.priority) AS priority,
@@ -159,8 +166,9 @@ class PostgresStore:
     async def bookings(self, worker_ids: Sequence[int] | None) -> Sequence[Booking]:
         where = "" if worker_ids is None else "WHERE c.worker_id = ANY ($1)"
         rows = await self._fetch(
-            "SELECT c.instance_id, i.model_id, c.worker_id, c.gpu_device_id, c.vram, c.ram, c.part"
-            f" FROM instance_claims c JOIN model_instances i ON i.id = c.instance_id {where}",
+            "SELECT c.instance_id, i.model_id, c.worker_id, c.gpu_device_id, c.vram, c.ram, c.part,"
+            f" {_BACKEND} AS backend FROM instance_claims c JOIN model_instances i ON i.id = c.instance_id"
+            f" JOIN models m ON m.id = i.model_id {where}",
             *(() if worker_ids is None else (list(worker_ids),)),
         )
         on_gpus = {(r["instance_id"], r["worker_id"]) for r in rows if r["gpu_device_id"] is not None}
@@ -265,6 +273,14 @@ class PostgresStore:
     async def expire_leases(self) -> Sequence[int]:
         return [r["id"] for r in await self._fetch("SELECT gpustackd_expire_leases() AS id")]
 
+    async def autofill(self, model_id: int, version: int, patch: Mapping[str, Any]) -> bool:
+        async with self.connection() as connection:
+            return bool(
+                await connection.fetchval(
+                    "SELECT gpustackd_autofill($1, $2, $3)", model_id, version, dict(patch)
+                )
+            )
+
     async def notify(self, channel: str, payload: str) -> None:
         """Send a notification through the pool (the listener's self-probe)."""
         await self._fetch("SELECT pg_notify($1, $2)", channel, payload)
@@ -315,6 +331,7 @@ def _booking(r: Any, on_gpus: set[tuple[int, int]]) -> Booking:
         vram=r["vram"],
         ram=r["ram"],
         part=r["part"],
+        backend=r["backend"],
         occupies=r["gpu_device_id"] is not None or (r["instance_id"], r["worker_id"]) not in on_gpus,
     )
 
@@ -337,6 +354,7 @@ def _worker(r: Any) -> WorkerRow:
         ip=r["ip"],
         advertise_address=r["advertise_address"],
         ifname=r["ifname"],
+        port=r["port"],
     )
 
 
