@@ -98,7 +98,7 @@ def model(n: int = 1, *, gpu_ids: Sequence[str] = (), per_replica: int | None = 
         )
     fields["backend_parameters"] = tuple(fields.get("backend_parameters", ()))
     return ModelSpec(
-        id=id, version=fields.pop("version", 1), name=fields.pop("name", f"model-{id}"), **fields
+        id=n, version=fields.pop("version", 1), name=fields.pop("name", f"model-{n}"), **fields
     )
 
 

@@ -112,10 +112,11 @@ class Columns:
     def free_vram(self, where: Any = slice(None)) -> Ints:
         """Free bytes per slot of the worker positions `where` (an array or slice); 0 where unknown or
         over-committed, and on unified memory never more than the one pool has left."""
-        capacity: Ints = self.vram_capacity[where]
-        free: Ints = capacity - self.vram_allocated[where] - self.vram_assumed[where]
+        # an unknown capacity is below 0, and so is what is left of it
+        free: Ints = self.vram_capacity[where] - self.vram_allocated[where]
+        free -= self.vram_assumed[where]
         np.maximum(free, 0, out=free)
-        free[(capacity == UNKNOWN) | self.gpu_over[where]] = 0
+        free *= ~self.gpu_over[where]
         unified: Bools = self.unified[where]
         if unified.any():
             pool = self.free_ram(where)
@@ -124,8 +125,8 @@ class Columns:
 
     def free_ram(self, where: Any = slice(None)) -> Ints:
         """Free RAM of the worker positions `where` (an array or slice); 0 where unknown or over-committed."""
-        capacity: Ints = self.ram_capacity[where]
-        free: Ints = capacity - self.ram_allocated[where] - self.ram_assumed[where]
+        free: Ints = self.ram_capacity[where] - self.ram_allocated[where]
+        free -= self.ram_assumed[where]
         np.maximum(free, 0, out=free)
-        free[(capacity == UNKNOWN) | self.worker_over[where]] = 0
+        free *= ~self.worker_over[where]
         return free

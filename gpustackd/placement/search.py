@@ -27,6 +27,8 @@ from gpustackd.placement.tiers import BEST, EPSILON, ManyGpus, OneGpu
 
 Floats = NDArray[np.float64]
 NOBODY: Mapping[int, int] = {}
+SHARED_ROWS = 512
+"""More rows than this are not kept for the next step: memory stays flat."""
 
 
 class Step(Protocol):
@@ -60,6 +62,7 @@ class Search:
         )
         self.first_fit = self.scorer.strategy is Strategy.FIRST_FIT
         self.ladder: tuple[Step, ...] = self._ladder()
+        self._cards: tuple[int, Cards] | None = None
         self._tick = -1
         self._size = 0
         self._pool: tuple[PoolStep, ...] | None = None
@@ -92,7 +95,7 @@ class Search:
             self._tick = -1
         if self._tick == fleet.tick:
             return
-        rows = np.flatnonzero(fleet.touched[: fleet.count] > self._tick)
+        rows = (fleet.touched[: fleet.count] > self._tick).nonzero()[0]
         self._tick = fleet.tick
         if not len(rows):
             return
@@ -111,6 +114,15 @@ class Search:
         if self._pool is None:
             self._pool = chain.pool(self.filters, self.bits, self.fleet.alive)
         return self._pool
+
+    def cards(self, rows: Ints) -> Cards:
+        """Cards of these positions; steps that look at the same workers at the same time share them."""
+        kept = self._cards
+        if kept is not None and kept[0] == self.fleet.tick and np.array_equal(kept[1].w, rows):
+            return kept[1]
+        found = cards(self.fleet, rows, self.rules)
+        self._cards = (self.fleet.tick, found) if len(rows) <= SHARED_ROWS else None
+        return found
 
     # -- the answer ------------------------------------------------------------------------------------
 
@@ -175,10 +187,25 @@ class Search:
         workers = self.fleet.model_on_gpu.get(self.model_id)
         if not workers:
             return 0
+        where: list[int] = []
+        slots: list[int] = []
+        counts: list[int] = []
+        here = rows.tolist()
+        if len(workers) < len(here):  # rows are in order
+            known = [w for w in workers if here[0] <= w <= here[-1]]
+            at = np.searchsorted(rows, known).tolist()
+            pairs = [(r, w) for r, w in zip(at, known, strict=True) if here[r] == w]
+        else:
+            pairs = [(r, w) for r, w in enumerate(here) if w in workers]
+        if not pairs:
+            return 0
+        for r, w in pairs:
+            for s, n in workers[w].items():
+                where.append(r)
+                slots.append(s)
+                counts.append(n)
         mine = np.zeros((len(rows), self.fleet.slots), np.int32)
-        for r, w in enumerate(rows.tolist()):
-            for s, n in workers.get(w, NOBODY).items():
-                mine[r, s] = n
+        mine[where, slots] = counts
         return mine
 
     def rank(self, idx: Ints, value: Floats) -> tuple[Floats, Mapping[str, Floats]]:
@@ -254,7 +281,7 @@ class Search:
     def ties(self, idx: Ints, scores: Floats, booked: Ints) -> Ints:
         """Positions in `idx` that share the best score and, of these, book the least memory; the first
         worker alone where the strategy is first fit."""
-        ties = np.flatnonzero(scores >= scores.max() - EPSILON)
+        ties: Ints = (scores >= scores.max() - EPSILON).nonzero()[0]
         if self.first_fit:
             return ties[[int(np.argmin(self.fleet.worker_id[idx[ties]]))]]
         if len(ties) > 1:

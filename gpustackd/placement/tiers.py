@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpustackd.domain.fleet import Fleet, Ints
 from gpustackd.placement.fit.cards import Cards, alone, cards
-from gpustackd.placement.fit.one_worker import Several, chosen, several
+from gpustackd.placement.fit.one_worker import Several, alike, chosen, several
 from gpustackd.placement.fit.rules import Rules
 from gpustackd.placement.fit.seat import Choice, Seat, seat_of
 from gpustackd.placement.score.strategy import Scorer
@@ -26,6 +26,22 @@ EPSILON = 1e-9
 BEST = 5
 
 
+class Bitmap:
+    """A set of slots per worker position."""
+
+    def __init__(self, size: int, slots: int) -> None:
+        self._bits = np.zeros((size, (slots + 7) // 8), np.uint8)
+
+    def put(self, rows: Ints, members: NDArray[np.bool_]) -> None:
+        """Set the slots of these positions; (R, S)."""
+        self._bits[rows] = np.packbits(members, axis=1, bitorder="little")
+
+    def of(self, w: int) -> list[int]:
+        """Slots of one position, ascending."""
+        bits = int.from_bytes(self._bits[w].tobytes(), "little")
+        return [s for s in range(bits.bit_length()) if bits >> s & 1]
+
+
 class Tier:
     """What all steps share: columns per worker position, refreshed by need."""
 
@@ -36,7 +52,12 @@ class Tier:
         self.rules: Rules = search.rules
         self.scorer: Scorer = search.scorer
         self.tick = -1
-        self.size = 0
+        self.shape = (0, 0)
+        """Positions and slots that the columns are made for."""
+
+    @property
+    def size(self) -> int:
+        return self.shape[0]
 
     @property
     def fleet(self) -> Fleet:
@@ -57,13 +78,13 @@ class Tier:
     def refresh(self) -> None:
         """Bring the columns up to date."""
         fleet = self.fleet
-        if self.size != len(fleet.alive):
-            self.size = len(fleet.alive)
+        if self.shape != fleet.gpu_id.shape:
+            self.shape = (len(fleet.alive), fleet.slots)
             self.allocate(self.size)
             self.tick = -1
         if self.tick == fleet.tick:
             return
-        rows = np.flatnonzero(fleet.touched[: fleet.count] > self.tick)
+        rows = (fleet.touched[: fleet.count] > self.tick).nonzero()[0]
         self.tick = fleet.tick
         if len(rows):
             self.compute(rows, rows[self.search.bits[rows] == 0])
@@ -78,47 +99,76 @@ class OneWorkerTier(Tier):
         self.value = np.zeros(size)
         """What the strategy thinks of the offer's cards."""
         self.booked = np.zeros(size, np.int64)
+        self._offering: Ints | None = None
 
-    def choose(self, turn: int) -> Choice | None:
-        self.refresh()
-        idx = np.flatnonzero(self.count)
-        if not len(idx):
-            return None
-        counts = self.count[idx]
-        least = counts.min()
-        if counts.max() != least:
-            idx = idx[counts == least]
-        scores, parts = self.search.rank(idx, self.value[idx])
-        ties = self.search.ties(idx, scores, self.booked[idx])
-        at = int(ties[turn % len(ties)])
-        w = int(idx[at])
-        return Choice(
-            (self.seat(w, turn // len(ties)),),
-            self.step,
-            float(scores[at]),
-            {k: float(v[at]) for k, v in parts.items()},
-            also=self._best(idx, scores, parts, at),
-        )
+    def compute(self, rows: Ints, passing: Ints) -> None:
+        before = self.count[rows]
+        self.count[rows] = 0
+        if len(passing):
+            self.look(passing)
+        if self._offering is not None and not np.array_equal(before, self.count[rows]):
+            self._offering = None
 
-    def _best(
-        self, idx: Ints, scores: Floats, parts: Mapping[str, Floats], first: int
-    ) -> tuple[Mapping[str, object], ...]:
-        n = len(idx)
-        best = range(n) if n <= BEST else np.argpartition(-scores, BEST - 1)[:BEST].tolist()
-        order = sorted((i for i in best if i != first), key=lambda i: (-scores[i], i))[: BEST - 1]
-        return tuple(
-            {
-                "worker": self.fleet.row(int(idx[i])).name,
-                "gpus": int(self.count[idx[i]]),
-                "score": round(float(scores[i]), 4),
-                "parts": {k: round(float(v[i]), 4) for k, v in parts.items()},
-            }
-            for i in [first, *order]
-        )
+    def look(self, rows: Ints) -> None:
+        """Fill the columns for these positions; `count` is 0 there."""
+        raise NotImplementedError
 
     def seat(self, w: int, turn: int) -> Seat:
         """What the offer of this worker takes."""
         raise NotImplementedError
+
+    @property
+    def offering(self) -> Ints:
+        """Positions with an offer of the fewest GPUs that anyone offers."""
+        if self._offering is None:
+            idx = self.count.nonzero()[0]
+            if len(idx):
+                counts = self.count[idx]
+                idx = idx[counts == counts.min()]
+            self._offering = idx
+        return self._offering
+
+    def choose(self, turn: int) -> Choice | None:
+        self.refresh()
+        idx = self.offering
+        if not len(idx):
+            return None
+        scores, parts = self.search.rank(idx, self.value[idx])
+        ties = self.search.ties(idx, scores, self.booked[idx])
+        at = int(ties[turn % len(ties)])
+        return Choice(
+            (self.seat(int(idx[at]), turn // len(ties)),),
+            self.step,
+            float(scores[at]),
+            {k: float(v[at]) for k, v in parts.items()},
+            also=self._best(idx, scores, parts, at, ties),
+        )
+
+    def _best(
+        self, idx: Ints, scores: Floats, parts: Mapping[str, Floats], first: int, ties: Ints
+    ) -> tuple[Mapping[str, object], ...]:
+        """Records of the choice and of the next best ones."""
+        if len(ties) >= BEST:
+            rest = ties[:BEST].tolist()
+        elif len(idx) <= BEST:
+            rest = list(range(len(idx)))
+        else:
+            rest = np.argpartition(-scores, BEST - 1)[:BEST].tolist()
+        score = {i: float(scores[i]) for i in (first, *rest)}
+        order = [first, *sorted((i for i in rest if i != first), key=lambda i: (-score[i], i))[: BEST - 1]]
+        rows = self.fleet.worker_rows
+        found: list[Mapping[str, object]] = []
+        for i in order:
+            row = rows[int(idx[i])]
+            found.append(
+                {
+                    "worker": row.name if row else "",
+                    "gpus": int(self.count[idx[i]]),
+                    "score": round(score[i], 4),
+                    "parts": {k: round(float(v[i]), 4) for k, v in parts.items()},
+                }
+            )
+        return tuple(found)
 
 
 class OneGpu(OneWorkerTier):
@@ -126,32 +176,34 @@ class OneGpu(OneWorkerTier):
 
     step = "one_gpu"
 
-    def _look(self, rows: Ints) -> tuple[Cards, NDArray[np.bool_], Ints, Floats]:
-        found = cards(self.fleet, rows, self.rules)
-        fits, claim = alone(found, self.rules)
-        values = self.scorer.cards(self.search.seats(found, claim, claim))
-        return found, fits, claim, values
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self.slots = Bitmap(size, self.fleet.slots)
+        """Slots that share the best value and book the same."""
 
-    def compute(self, rows: Ints, passing: Ints) -> None:
-        self.count[rows] = 0
-        if not len(passing):
+    def look(self, rows: Ints) -> None:
+        found = self.search.cards(rows)
+        fits, claim = alone(found, self.rules)
+        if not fits.any():
             return
-        _, fits, claim, values = self._look(passing)
-        values = np.where(fits, values, -np.inf)
-        best = np.argmax(values, axis=1)[:, None]
-        self.count[passing] = fits.any(axis=1)
-        self.value[passing] = np.take_along_axis(values, best, axis=1)[:, 0]
-        self.booked[passing] = np.take_along_axis(claim, best, axis=1)[:, 0]
+        values = self.scorer.cards(self.search.seats(found, claim, claim))
+        np.copyto(values, -np.inf, where=~fits)
+        top = values.max(axis=1)
+        good = values >= (top - EPSILON)[:, None]
+        booked = claim[np.arange(len(rows)), good.argmax(axis=1)]
+        good &= claim == booked[:, None]
+        self.count[rows] = top > -np.inf
+        self.value[rows] = top
+        self.booked[rows] = booked
+        self.slots.put(rows, good)
 
     def seat(self, w: int, turn: int) -> Seat:
-        _, fits, claim, values = self._look(np.array([w]))
-        good = np.where(fits[0], values[0], -np.inf)
-        slots = np.flatnonzero(good >= good.max() - EPSILON)
-        return seat_of(w, [int(slots[turn % len(slots)])], claim[0].tolist())
+        good = self.slots.of(w)
+        return Seat(w, (good[turn % len(good)],), (int(self.booked[w]),))
 
     def listing(self, rows: Ints, code: int) -> Iterator[Seat]:
         """Every seat of GPU type `code`, in the order of rows and slots."""
-        _, fits, claim, _ = self._look(rows)
+        fits, claim = alone(cards(self.fleet, rows, self.rules), self.rules)
         fits &= self.fleet.gpu_type[rows] == code
         for r, s in np.argwhere(fits).tolist():
             yield Seat(int(rows[r]), (s,), (int(claim[r, s]),))
@@ -162,57 +214,52 @@ class ManyGpus(OneWorkerTier):
 
     step = "one_worker"
 
-    def _look(self, rows: Ints, code: int) -> tuple[Cards, Several]:
-        found = cards(self.fleet, rows, self.rules)
-        load = None
-        if not self.rules.compat:
-            load = self.fleet.gpu_occupants[rows].astype(np.float64)
-        return found, several(found, self.rules, code, load)
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self.forced = Bitmap(size, self.fleet.slots)
+        """Slots that are taken in any case."""
+        self.same = Bitmap(size, self.fleet.slots)
+        """Slots of which as many are taken as are missing."""
 
-    def compute(self, rows: Ints, passing: Ints) -> None:
-        self.count[rows] = 0
-        if not len(passing):
-            return
-        kinds = self.fleet.gpu_type[passing]
-        for code in np.unique(kinds[kinds >= 0]).tolist():
-            found, offer = self._look(passing, code)
-            count = self.count[passing]
+    def look(self, rows: Ints) -> None:
+        found = self.search.cards(rows)
+        load = self.fleet.gpu_occupants[rows]
+        for code in range(len(self.fleet.types)):
+            offer = several(found, self.rules, code, load)
+            count = self.count[rows]
             better = (offer.count > 0) & ((count == 0) | (offer.count < count))
             if not better.any():
                 continue
-            value = self._value(found, offer)
-            self.count[passing[better]] = offer.count[better]
-            self.value[passing[better]] = value[better]
-            self.booked[passing[better]] = offer.booked[better]
+            at = rows[better]
+            self.count[at] = offer.count[better]
+            self.value[at] = self._value(found, offer)[better]
+            self.booked[at] = offer.booked[better]
+            forced, same = alike(offer, found.free)
+            self.forced.put(at, forced[better])
+            self.same.put(at, same[better])
 
     def _value(self, found: Cards, offer: Several) -> Floats:
         values = self.scorer.cards(self.search.seats(found, offer.claim, offer.booked[:, None]))
-        in_order = np.take_along_axis(values, offer.order, axis=1)
-        last = np.maximum(offer.count - 1, 0).astype(np.intp)[:, None]
+        rows = np.arange(len(values))
+        in_order = values[rows[:, None], offer.order]
+        last = np.maximum(offer.count - 1, 0)
         if self.scorer.takes_best_card:
-            return np.take_along_axis(np.maximum.accumulate(in_order, axis=1), last, axis=1)[:, 0]
-        sums = np.take_along_axis(np.cumsum(in_order, axis=1), last, axis=1)[:, 0]
-        mean: Floats = sums / (last[:, 0] + 1)
+            return np.maximum.accumulate(in_order, axis=1)[rows, last]
+        mean: Floats = np.cumsum(in_order, axis=1)[rows, last] / (last + 1)
         return mean
 
     def seat(self, w: int, turn: int) -> Seat:
-        rows = np.array([w])
-        kinds = self.fleet.gpu_type[w]
-        best: tuple[int, Cards, Several] | None = None
-        for code in np.unique(kinds[kinds >= 0]).tolist():
-            found, offer = self._look(rows, code)
-            n = int(offer.count[0])
-            if n and (best is None or n < best[0]):
-                best = (n, found, offer)
-        if best is None:
-            raise LookupError(f"worker position {w} offers nothing any more")
-        _, found, offer = best
-        slots = chosen(offer, 0, found.free[0].tolist(), turn, self.rules.compat)
-        return seat_of(w, slots, offer.claim[0].tolist())
+        n = int(self.count[w])
+        slots = chosen(self.forced.of(w), self.same.of(w), n, turn)
+        slots.sort(key=lambda s: int(self.fleet.gpu_index[w, s]))
+        kind = self.fleet.types[int(self.fleet.gpu_type[w, slots[0]])]
+        claims = tuple(self.rules.claim(int(self.fleet.vram_total[w, s]), kind, n) for s in slots)
+        return Seat(w, tuple(slots), claims)
 
     def listing(self, rows: Ints, code: int) -> Iterator[Seat]:
         """The seat of each worker that has one on GPU type `code`, in the order of rows."""
-        found, offer = self._look(rows, code)
-        for r in np.flatnonzero(offer.count).tolist():
-            slots = chosen(offer, r, found.free[r].tolist(), 0, self.rules.compat)
+        found = cards(self.fleet, rows, self.rules)
+        offer = several(found, self.rules, code)
+        for r in offer.count.nonzero()[0].tolist():
+            slots = offer.order[r, : offer.count[r]].tolist()
             yield seat_of(int(rows[r]), slots, offer.claim[r].tolist())

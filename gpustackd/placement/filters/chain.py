@@ -58,9 +58,9 @@ def chain(demand: Demand) -> tuple[Filter, ...]:
 
 def failures(filters: Sequence[Filter], fleet: Fleet, rows: Ints) -> Bits:
     """Per worker position a bit for each filter that drops it (`GONE` = no worker there); 0 = stays."""
-    bits: Bits = np.where(fleet.alive[rows], 0, GONE).astype(np.uint16)
+    bits: Bits = (~fleet.alive[rows]).astype(np.uint16) * np.uint16(GONE)
     for n, f in enumerate(filters):
-        bits |= np.where(f.keep(fleet, rows), 0, 1 << n).astype(np.uint16)
+        bits |= (~f.keep(fleet, rows)).astype(np.uint16) << np.uint16(n)
     return bits
 
 

@@ -29,7 +29,7 @@ class Cards:
     total: Ints
     """(R, S) total VRAM; 1 where unusable, so that it may divide."""
     share: Floats
-    """(R, S) u of the card's type."""
+    """(R, S) u of the card's type, or one number for all."""
     type: NDArray[np.int16]
     """(R, S) type code, -1 = no card."""
     usable: Bools
@@ -50,15 +50,17 @@ def cards(fleet: Fleet, rows: Ints, rules: Rules) -> Cards:
     capacity = fleet.vram_capacity[rows]
     total = fleet.vram_total[rows]
     kind = fleet.gpu_type[rows]
-    usable = fleet.gpu_open[rows] & ~fleet.gpu_over[rows] & (capacity != UNKNOWN) & (total > 0)
+    usable = fleet.gpu_open[rows] & ~fleet.gpu_over[rows]
+    usable &= capacity != UNKNOWN
+    usable &= total > 0
     free = fleet.free_vram(rows)
-    free[~usable] = 0
-    total[~usable] = 1
+    free *= usable
+    np.copyto(total, 1, where=~usable)
     if rules.share_of_type:
         by_code = np.array([rules.u(t) for t in fleet.types] or [0.0])
         share = np.where(kind >= 0, by_code[kind], 0.0)
     else:
-        share = np.full(kind.shape, rules.share)
+        share = np.asarray(rules.share)
     return Cards(rows, free, total, share, kind, usable, fleet.free_ram(rows), fleet.unified[rows])
 
 
@@ -70,7 +72,11 @@ def alone(found: Cards, rules: Rules) -> tuple[Bools, Ints]:
     if rules.taking is Taking.SHARE:
         portion = found.total * found.share
         claim = portion.astype(np.int64)
-        fits = (portion >= v) & (found.ratio >= found.share) & (found.share > 0)
+        fits = portion >= v
+        if not fits.any():
+            return fits, claim
+        fits &= found.ratio >= found.share
+        fits &= found.share > 0
     elif rules.taking is Taking.AT_LEAST:
         claim = np.maximum((found.total * found.share).astype(np.int64), v)
         fits = found.free >= claim

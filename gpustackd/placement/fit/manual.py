@@ -78,7 +78,7 @@ def resolve(fleet: Fleet, ids: Sequence[GpuId], rules: Rules, bits: Sequence[int
             free = int(fleet.free_vram(np.array([w]))[0, slot])
             total = int(fleet.vram_total[w, slot])
             u = rules.u(gpu.type)
-            claim = _claim(rules, total, u, count)
+            claim = _claim(rules, total, gpu.type, count)
             found.cards.append(
                 Card(w, slot, gpu.index, gpu.type, free, total, int(fleet.vram_capacity[w, slot]), claim,
                      _satisfied(rules, free, total, u, claim))
@@ -100,13 +100,10 @@ def _usable(fleet: Fleet, w: int, s: int) -> bool:
     )
 
 
-def _claim(rules: Rules, total: int, u: float, count: int) -> int:
-    if rules.taking is Taking.SHARE:
-        return int(total * u)
-    if rules.taking is Taking.EACH:
-        return rules.vram
-    part = int(rules.vram / count) if rules.compat else -(-rules.vram // count)
-    return max(part, int(total * u)) if rules.taking is Taking.AT_LEAST and not rules.compat else part
+def _claim(rules: Rules, total: int, gpu_type: str, count: int) -> int:
+    if rules.compat and rules.taking in (Taking.SPLIT, Taking.AT_LEAST):
+        return int(rules.vram / count)
+    return rules.claim(total, gpu_type, count)
 
 
 def _satisfied(rules: Rules, free: int, total: int, u: float, claim: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,77 +43,64 @@ def sizes(rules: Rules, slots: int) -> list[int]:
     return [n for n in range(1 if rules.compat else 2, slots + 1) if rules.divisors.allows(n)]
 
 
-def several(found: Cards, rules: Rules, code: int, load: NDArray[np.float64] | None = None) -> Several:
+def several(found: Cards, rules: Rules, code: int, load: NDArray[Any] | None = None) -> Several:
     """Look at the cards of type `code` of every worker; of cards that are equally free those with less
     `load` (R, S) are taken first."""
+    mine = found.type == code
     enough, least = portions(found, rules, rules.compat and not rules.grouped)
-    enough &= found.type == code
+    enough &= mine
     r, s = enough.shape
     free = np.where(enough, found.free, -1)
     order = np.argsort(-free, axis=1, kind="stable") if load is None else np.lexsort((load, -free), axis=1)
-    have = np.count_nonzero(enough, axis=1)
-    of_type = np.count_nonzero(found.type == code, axis=1)
-    count = np.zeros(r, np.int16)
-    booked = np.zeros(r, np.int64)
-    claim = least
-    in_order = np.take_along_axis(np.where(enough, least, 0), order, axis=1)
-    free_in_order = np.take_along_axis(free, order, axis=1)
+    at = np.arange(r)[:, None]
+    free = free[at, order]
+    claim = np.where(enough, least, 0)
     if rules.taking is Taking.SPLIT and rules.compat:  # the peer books all that is free
-        in_order = np.where(free_in_order > 0, free_in_order, 0)
         claim = np.where(enough, found.free, 0)
-    sums = np.cumsum(in_order, axis=1)
-    for n in sizes(rules, s):
-        open_ = (count == 0) & (have >= n) & (of_type >= 2)
-        if not open_.any():
-            continue
-        holds, total, each = _holds(found, rules, n, sums, in_order, free_in_order)
-        holds &= open_
-        count[holds] = n
-        booked[holds] = total[holds]
-        if each is not None:
-            claim = np.where(holds[:, None], each, claim)
-    return Several(count, order, booked, claim, enough)
-
-
-def _holds(
-    found: Cards, rules: Rules, n: int, sums: Ints, in_order: Ints, free: Ints
-) -> tuple[Bools, Ints, Ints | None]:
-    """Whether the first n cards of each worker hold the model, what they book together, and on each slot
-    where that depends on n."""
-    each: Ints | None = None
-    ok: Bools
-    total: Ints
-    if rules.taking is Taking.SHARE or (rules.taking is Taking.SPLIT and rules.compat):
-        total = sums[:, n - 1]
-        ok = total >= rules.vram
-    elif rules.taking is Taking.EACH:
-        total = sums[:, n - 1]
-        ok = free[:, n - 1] >= rules.vram
-    else:
-        part = -(-rules.vram // n)
-        share = np.maximum(in_order, part)[:, :n]
-        total = share.sum(axis=1)
-        ok = np.all(free[:, :n] >= share, axis=1)
-        each = np.maximum((found.total * found.share).astype(np.int64), part)
-        if rules.taking is Taking.SPLIT:
-            each = np.full(found.total.shape, part, np.int64)
+    sums = np.cumsum(claim[at, order], axis=1)
+    holds = _holds(rules, sums, free)
+    tried = np.zeros(s, np.bool_)
+    tried[[n - 1 for n in sizes(rules, s)]] = True
+    holds &= tried
+    holds &= free >= 0
     if rules.compat:
-        if rules.ram_floor:
-            ok = ok & (found.ram >= rules.ram_floor)
-    else:
-        ok = ok & ram_holds(found, rules, total, found.ram, found.unified)
-    return ok, total, each
+        holds &= (np.count_nonzero(mine, axis=1) >= 2)[:, None]
+    last = holds.argmax(axis=1)
+    rows = at[:, 0]
+    fits = holds[rows, last]
+    if rules.taking in (Taking.SPLIT, Taking.AT_LEAST) and not rules.compat:
+        claim = np.maximum(claim, (-(-rules.vram // (last + 1)))[:, None])
+        sums = np.cumsum(claim[at, order], axis=1)
+    booked = sums[rows, last]
+    if not rules.compat:
+        fits &= ram_holds(found, rules, booked, found.ram, found.unified)
+    elif rules.ram_floor:
+        fits &= found.ram >= rules.ram_floor
+    return Several(np.where(fits, last + 1, 0).astype(np.int16), order, booked, claim, enough)
 
 
-def chosen(found: Several, r: int, free: Sequence[int], turn: int, compat: bool) -> list[int]:
-    """Slots that worker r of the rows takes. Among cards that are equally free, whole blocks take turns."""
-    n = int(found.count[r])
-    order: list[int] = found.order[r].tolist()
-    if compat:
-        return order[:n]
-    claim: list[int] = found.claim[r].tolist()
-    eligible: list[bool] = found.eligible[r].tolist()
-    last = order[n - 1]
-    same = [s for s in order if eligible[s] and free[s] == free[last] and claim[s] == claim[last]]
-    others = [s for s in order[:n] if s not in same]
-    return sorted(others + block(sorted(same), n - len(others), turn))
+def _holds(rules: Rules, sums: Ints, free: Ints) -> Bools:
+    """(R, S) whether the first 1, 2, … cards in their order hold the model; both arrays are in that order."""
+    if rules.taking is Taking.EACH:
+        return free >= rules.vram
+    if rules.taking is Taking.SHARE or (rules.compat and rules.taking is Taking.SPLIT):
+        return sums >= rules.vram
+    # the least free of the cards must hold an even part
+    return free >= -(-rules.vram // np.arange(1, sums.shape[1] + 1))
+
+
+def alike(found: Several, free: Ints) -> tuple[Bools, Bools]:
+    """(R, S) slots that every choice takes, and slots that are as good as the last one taken: of these
+    as many are taken as are missing. `free` (R, S) by slot."""
+    rows = np.arange(len(found.count))
+    last = found.order[rows, np.maximum(found.count - 1, 0)]
+    same = (free == free[rows, last][:, None]) & (found.claim == found.claim[rows, last][:, None])
+    same &= found.eligible
+    taken = np.zeros(same.shape, np.bool_)
+    np.put_along_axis(taken, found.order, np.arange(same.shape[1]) < found.count[:, None], axis=1)
+    return taken & ~same, same
+
+
+def chosen(forced: Sequence[int], same: Sequence[int], count: int, turn: int) -> list[int]:
+    """Slots taken: all of `forced`, the rest in whole blocks of `same` that take turns."""
+    return sorted([*forced, *block(same, count - len(forced), turn)])

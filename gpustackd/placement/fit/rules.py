@@ -68,6 +68,16 @@ class Rules:
         """The share for one GPU type."""
         return self.share_of_type.get(gpu_type, self.share)
 
+    def claim(self, total: int, gpu_type: str, count: int) -> int:
+        """Bytes booked on one card of `total` bytes where `count` cards share the model."""
+        if self.taking is Taking.EACH:
+            return self.vram
+        u = self.u(gpu_type)
+        if self.taking is Taking.SHARE:
+            return int(total * u)
+        part = -(-self.vram // count)
+        return max(part, int(total * u)) if self.taking is Taking.AT_LEAST else part
+
     def ram_claim(self, vram: int) -> int:
         """RAM to book on a worker where `vram` is booked (estimate spec section 5)."""
         if self.ram_static:

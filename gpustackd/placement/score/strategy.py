@@ -129,13 +129,15 @@ def spread_worker(mine: Any, others: Any) -> Floats:
     if not mine.size:
         return np.zeros(0)
     free_of_mine = mine == 0
-    if free_of_mine.any():
-        lonely = 0.85 + 0.15 * _inverse(others)
-        if free_of_mine.all():
-            return lonely
-        return np.where(free_of_mine, lonely, 0.45 + 0.35 * _inverse(mine) + 0.20 * _inverse(others))
-    crowded: Floats = 0.50 + 0.25 * _inverse(mine) + 0.15 * _inverse(others)
-    return crowded
+    free = int(np.count_nonzero(free_of_mine))
+    room = _inverse(others)
+    if not free:
+        crowded: Floats = 0.50 + 0.25 * _inverse(mine) + 0.15 * room
+        return crowded
+    lonely: Floats = 0.85 + 0.15 * room
+    if free == len(mine):
+        return lonely
+    return np.where(free_of_mine, lonely, 0.45 + 0.35 * _inverse(mine) + 0.20 * room)
 
 
 def _inverse(x: NDArray[Any]) -> Floats:
