@@ -37,19 +37,23 @@ async def connect(
     application_name: str = "gpustackd",
     lock_timeout: str | None = None,
     statement_timeout: str | None = None,
+    pooled: bool = False,
     **more: Any,
 ) -> asyncpg.Connection:
     """Open one connection from a libpq-style URL (or the PG* variables where it is empty).
 
-    Raises DatabaseUnavailable. TCP keepalive is on, so that a silently dead peer is found.
+    The server is told to end the session of a client that is silently gone, with the locks it holds.
+    `pooled`: an external pooler stands in between, which knows no such settings and shares its sessions.
+    Raises DatabaseUnavailable.
     """
-    settings = {
-        "application_name": application_name,
-        "idle_in_transaction_session_timeout": "15s",
-        "tcp_keepalives_idle": "10",
-        "tcp_keepalives_interval": "5",
-        "tcp_keepalives_count": "3",
-    }
+    settings = {"application_name": application_name}
+    if not pooled:
+        settings |= {
+            "idle_in_transaction_session_timeout": "15s",
+            "tcp_keepalives_idle": "10",
+            "tcp_keepalives_interval": "5",
+            "tcp_keepalives_count": "3",
+        }
     if lock_timeout:
         settings["lock_timeout"] = lock_timeout
     if statement_timeout:

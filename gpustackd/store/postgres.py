@@ -58,6 +58,17 @@ _BACKEND = (
 )
 """`ModelSpec.effective_backend` in SQL."""
 
+# Time-outs so far below the server's deadlock time-out that a user's statement which waits for us sees us gone
+# before it looks for a cycle: it is always the daemon that yields. A commit is one statement, and the flush to
+# disk at its end does not count.
+_COMMIT_LIMITS = (
+    "SELECT set_config('lock_timeout', (d * 0.3)::int::text, $1::text::bool),"
+    " set_config('statement_timeout', (d * 0.8)::int::text, $1::text::bool)"
+    " FROM (SELECT extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 AS d) t"
+)
+COMMAND_TIMEOUT = 40.0
+"""Seconds until a statement without an answer counts as a lost server; above every statement time-out."""
+
 _WAITING = """
 SELECT i.id, i.name, i.model_id, i.placement_epoch, i.attempts, coalesce(i.priority, m.priority) AS priority,
        i.created_at,
@@ -74,10 +85,11 @@ SELECT i.id, i.name, i.model_id, i.placement_epoch, i.attempts, coalesce(i.prior
 class PostgresStore:
     """`ports.Store` over asyncpg. Open with `async with await PostgresStore.open(url, size)`."""
 
-    def __init__(self, pool: asyncpg.Pool, committing: asyncpg.Pool, url: str) -> None:
+    def __init__(self, pool: asyncpg.Pool, committing: asyncpg.Pool, url: str, pooled: bool) -> None:
         self._pool = pool
         self._committing = committing
         self._url = url
+        self._pooled = pooled
 
     @classmethod
     async def open(cls, url: str, size: int = 5, *, pooled: bool = False, replica: str = "") -> PostgresStore:
@@ -88,20 +100,36 @@ class PostgresStore:
         name = f"gpustackd {replica}".strip()[:63]
 
         async def make(*_: Any, **more: Any) -> asyncpg.Connection:
-            return await connect(url, application_name=name, **more)
+            return await connect(url, application_name=name, pooled=pooled, **more)
 
-        async def pool(connections: int, prepare: Any) -> asyncpg.Pool:
+        async def prepare(connection: Any) -> None:
+            await connection.set_type_codec(
+                "jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog", format="text"
+            )
+            if not pooled:  # a session of ours alone
+                await connection.execute("SET lock_timeout = '5s'; SET statement_timeout = '30s'")
+
+        async def prepare_commits(connection: Any) -> None:
+            if not pooled:
+                await connection.execute(_COMMIT_LIMITS, "false")
+
+        async def keep(_: Any) -> None:
+            """Instead of asyncpg's reset at each release: its RESET ALL would undo the time-outs above."""
+
+        async def pool(connections: int, init: Any) -> asyncpg.Pool:
             return await asyncpg.create_pool(
                 min_size=0,
                 max_size=connections,
                 connect=make,
-                init=prepare,
+                init=init,
+                reset=keep,
+                command_timeout=COMMAND_TIMEOUT,
                 max_inactive_connection_lifetime=300,
                 **({"statement_cache_size": 0} if pooled else {}),
             )
 
         try:
-            return cls(await pool(max(size - 1, 1), _prepare), await pool(1, _prepare_commits), url)
+            return cls(await pool(max(size - 1, 1), prepare), await pool(1, prepare_commits), url, pooled)
         except UNREACHABLE as error:
             raise unavailable(url, error) from error
 
@@ -235,7 +263,12 @@ class PostgresStore:
             try:
                 arguments = ledger.commit_arguments(owner, replica, batch)
                 async with self.connection(committing=True) as connection:
-                    rows = await connection.fetch(ledger.COMMIT_SQL, *arguments)
+                    if self._pooled:  # settings of a session would go to whoever gets that session next
+                        async with connection.transaction():
+                            await connection.execute(_COMMIT_LIMITS, "true")
+                            rows = await connection.fetch(ledger.COMMIT_SQL, *arguments)
+                    else:
+                        rows = await connection.fetch(ledger.COMMIT_SQL, *arguments)
                 return ledger.results(batch, rows)
             except Contended:
                 if attempt == 3:
@@ -299,27 +332,6 @@ class PostgresStore:
             days,
         )
         return len(rows)
-
-
-async def _prepare(connection: Any) -> None:
-    await connection.set_type_codec(
-        "jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog", format="text"
-    )
-    # A claim or a refusal that a crash of the server loses is made again: no need to wait for the disk.
-    await connection.execute(
-        "SET lock_timeout = '5s'; SET statement_timeout = '30s'; SET synchronous_commit = off"
-    )
-
-
-async def _prepare_commits(connection: Any) -> None:
-    """Time-outs so far below the server's deadlock time-out that a user's statement which waits for us sees
-    us gone before it looks for a cycle: it is always the daemon that yields. A commit is one statement, and
-    the flush to disk at its end does not count."""
-    await connection.execute(
-        "SELECT set_config('lock_timeout', (d * 0.3)::int::text, false),"
-        " set_config('statement_timeout', (d * 0.8)::int::text, false)"
-        " FROM (SELECT extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 AS d) t"
-    )
 
 
 def _booking(r: Any, on_gpus: set[tuple[int, int]]) -> Booking:
