@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import Fleet
-from gpustackd.domain.outcome import NoFit, Placed
+from gpustackd.domain.outcome import NoFit, Placed, Placement
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.engines import rules_of
-from gpustackd.placement.fit.seat import placement
+from gpustackd.placement.fit.seat import Choice, placement
+from gpustackd.placement.listing import choices
 from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.refusal import refuse, unknown_size, unusable
@@ -33,10 +36,34 @@ def decide(
         search = _search(view, demand, policy, None if subject.leave_out else memo)
     except BadRow as problem:
         return unusable(problem)
-    found = search.best(turn(subject.name))
+    found = _best(search, subject)
     if found is None:
         return refuse(search)
     return Placed(placement(view, search.rules, found, policy.commit_check), search.pool, found.also)
+
+
+def candidates(fleet: Fleet, demand: Demand, policy: Policy) -> list[Placement]:
+    """Every candidate of the first step of the ladder that has one, in the order of the spec, scored.
+
+    Raises BadRow where the model asks for something that cannot be.
+    """
+    search = Search(fleet, demand, policy, rules_of(demand, policy.compat))
+    found = choices(search)
+    if not found:
+        return []
+    totals, parts = search.rate([c.seats for c in found])
+    scored = [
+        replace(c, score=float(totals[k]), scores={n: float(v[k]) for n, v in parts.items()})
+        for k, c in enumerate(found)
+    ]
+    return [placement(fleet, search.rules, c, policy.commit_check) for c in scored]
+
+
+def _best(search: Search, subject: Subject) -> Choice | None:
+    if search.policy.compat:
+        found = choices(search)
+        return search.pick(found, 0) if found else None
+    return search.best(turn(subject.name))
 
 
 def _search(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None) -> Search:

@@ -31,13 +31,15 @@ class HandPicked:
 
     def choose(self, turn: int) -> Choice | None:
         """The best use of the selection; over-committed only where that is asked for and allowed."""
+        found = self.choices(turn)
+        return self.search.pick(found, turn) if found else None
+
+    def choices(self, turn: int) -> list[Choice]:
+        """Every use of the selection that may be made, not scored yet."""
         selection, found = self.look(turn)
         allowed, over = self.allowed(found)
-        if not allowed:
-            return None
         warnings = (self.over_commit_reason(allowed[0], selection.cards, "warning"),) if over else ()
-        choices = [Choice(c.seats, self.step, over_commit=over, warnings=warnings) for c in allowed]
-        return self.search.pick(choices, turn)
+        return [Choice(c.seats, self.step, over_commit=over, warnings=warnings) for c in allowed]
 
     def look(self, turn: int) -> tuple[Selection, list[Candidate]]:
         """The selection as it is now, and every way to use it."""

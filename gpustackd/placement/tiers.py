@@ -119,10 +119,10 @@ class OneWorkerTier(Tier):
 
     @property
     def offering(self) -> Ints:
-        """Positions with an offer of the fewest GPUs that anyone offers."""
+        """Positions with an offer (of the fewest GPUs that anyone offers, where that counts)."""
         if self._offering is None:
             idx = self.count.nonzero()[0]
-            if len(idx):
+            if len(idx) and self.rules.fewest:
                 counts = self.count[idx]
                 idx = idx[counts == counts.min()]
             self._offering = idx

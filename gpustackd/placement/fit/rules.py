@@ -53,6 +53,8 @@ class Rules:
     distributed: bool = False
     several: bool = True
     """Whether several GPUs of one worker are looked at."""
+    fewest: bool = True
+    """Of placements on one worker only those with the fewest GPUs count."""
     cpu: bool = False
     """Whether a place without a GPU is looked at last."""
     cpu_only: bool = False

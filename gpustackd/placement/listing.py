@@ -1,0 +1,53 @@
+"""All candidates of the first step that has any, in the order of the spec; the same steps, listed out.
+
+Compatibility mode decides on this list. Otherwise it serves tests and people who ask what there was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.placement.fit.seat import Choice, Seat
+from gpustackd.placement.hand_picked import HandPicked
+from gpustackd.placement.over_workers import OverWorkers
+from gpustackd.placement.search import Search
+from gpustackd.placement.tiers import ManyGpus, OneGpu
+
+
+def choices(search: Search) -> list[Choice]:
+    """Every candidate of the first step that has one, not scored yet."""
+    search.refresh()
+    rows = np.flatnonzero(search.bits == 0)
+    for step in search.ladder:
+        if isinstance(step, HandPicked):
+            return step.choices(0)
+        found = [Choice(seats, step.step) for seats in _seats(search, step, rows)]
+        if found and isinstance(step, ManyGpus) and search.rules.fewest:
+            least = min(len(c.seats[0].slots) for c in found)
+            found = [c for c in found if len(c.seats[0].slots) == least]
+        if found:
+            return found
+    return []
+
+
+def _seats(search: Search, step: object, rows: Ints) -> Iterator[tuple[Seat, ...]]:
+    if isinstance(step, OverWorkers) and not search.rules.compat:
+        best = step.choose(0)
+        if best is not None:
+            yield best.seats
+        return
+    for code in types(search.fleet, rows):
+        if isinstance(step, (OneGpu, ManyGpus)):
+            for seat in step.listing(rows, code):
+                yield (seat,)
+        elif isinstance(step, OverWorkers):
+            yield from step.listing(rows, code)
+
+
+def types(fleet: Fleet, rows: Ints) -> list[int]:
+    """Codes of the GPU types of these workers, in the order in which they are met."""
+    kinds = fleet.gpu_type[rows].ravel()
+    return list(dict.fromkeys(kinds[kinds >= 0].tolist()))
