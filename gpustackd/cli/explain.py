@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gpustackd.cli.get import place
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
-from gpustackd.cli.output import console, gib, print_json, state, table
+from gpustackd.cli.output import console, gib, moment, print_json, state, table
 
 Row = Mapping[str, Any]
 
@@ -93,7 +93,9 @@ def show(out: Console, answer: Row) -> None:
         _show_waiting(out, answer)
     if len(answer["history"]) > 1:
         out.print("\nBefore, newest first:")
-        rows = [(h["created_at"], h["outcome"], h["attempt"], h["replica"]) for h in answer["history"][1:]]
+        rows = [
+            (moment(h["created_at"]), h["outcome"], h["attempt"], h["replica"]) for h in answer["history"][1:]
+        ]
         out.print(table(["WHEN", "OUTCOME", "ATTEMPT", "BY"], rows, right=["ATTEMPT"]))
 
 
@@ -101,9 +103,12 @@ def _show_placement(out: Console, placement: Row) -> None:
     cards = len(placement["gpu_indexes"]) + sum(
         len(s["gpu_indexes"] or ()) for s in placement["subordinates"]
     )
-    out.print(f"  holds {gib(placement['vram'])} of VRAM on {cards} GPUs and {gib(placement['ram'])} of RAM")
+    on = "1 GPU" if cards == 1 else f"{cards} GPUs"
+    out.print(f"  holds {gib(placement['vram'])} of VRAM on {on} and {gib(placement['ram'])} of RAM")
     if placement["decided_by"]:
-        out.print(f"  decided by {placement['decided_by']} at {placement['decided_at']}", markup=False)
+        out.print(
+            f"  decided by {placement['decided_by']} at {moment(placement['decided_at'])}", markup=False
+        )
     _show_pool(out, placement["pool"])
     if placement["candidates"]:
         out.print("\nThe best candidates, the first was taken:")
@@ -121,7 +126,7 @@ def _show_waiting(out: Console, answer: Row) -> None:
         return
     _show_pool(out, waiting["pool"])
     if waiting["next_attempt_at"]:
-        out.print(f"\nTried again at {waiting['next_attempt_at']},", markup=False)
+        out.print(f"\nTried again at {moment(waiting['next_attempt_at'])},", markup=False)
         out.print(f"or {waiting['tried_again']}.")
     else:
         out.print(f"\nTried again {waiting['tried_again']}.")
@@ -135,13 +140,11 @@ def _show_pool(out: Console, pool: Sequence[Row]) -> None:
 
 
 def candidate_words(candidate: Row) -> str:
-    """One candidate of a decision record in a line: its place, its score and what that is made of."""
-    where = candidate.get("place") or candidate.get("worker") or "?"
-    indexes = candidate.get("gpu_indexes")
-    if indexes and not candidate.get("place"):
-        where = f"{where} {candidate.get('gpu_type') or ''}:{','.join(str(i) for i in indexes)}"
-    parts = candidate.get("score_parts") or candidate.get("parts") or {}
+    """One candidate of a decision record in a line: its worker, its score and what that is made of."""
+    gpus = candidate.get("gpus")
+    cards = "" if not gpus else " 1 GPU" if gpus == 1 else f" {gpus} GPUs"
+    parts = candidate.get("parts") or {}
     made_of = ", ".join(f"{k} {v:g}" for k, v in parts.items() if isinstance(v, int | float))
     score = candidate.get("score")
     scored = f"  score {score:g}" if isinstance(score, int | float) else ""
-    return f"{where}{scored}" + (f"  ({made_of})" if made_of else "")
+    return f"{candidate.get('worker', '?')}{cards}{scored}" + (f"  ({made_of})" if made_of else "")

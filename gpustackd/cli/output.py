@@ -62,6 +62,13 @@ def gib(size: int | None) -> str:
     return "?" if size is None else f"{size / 2**30:.1f} GiB" if size else "0"
 
 
+def moment(iso: str | None) -> str:
+    """A time for people, to the second."""
+    return (
+        "?" if iso is None else iso[:19].replace("T", " ") + (" UTC" if iso.endswith("+00:00") else iso[26:])
+    )
+
+
 def _shown(cell: Any) -> str:
     if cell is None:
         return "-"

@@ -237,9 +237,9 @@ class _Writer:
                 "SELECT count(DISTINCT instance_id) FROM instance_claims WHERE gpu_device_id = ANY ($1)", gone
             )
             await self.connection.execute("DELETE FROM gpu_devices WHERE id = ANY ($1)", gone)
-            notes.append(
-                f"{len(gone)} GPUs removed" + (f", {hit} instances sent back to PENDING" if hit else "")
-            )
+            notes.append(f"{_gpus(len(gone))} removed")
+            if hit:
+                notes.append(f"{hit} instance{'s' if hit > 1 else ''} sent back to PENDING")
         return ", ".join(notes)
 
     # -- instances ------------------------------------------------------------------------------------

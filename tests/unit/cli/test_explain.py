@@ -1,0 +1,72 @@
+"""`explain` as data and as text, from rows as the inventory gives them."""
+
+from typing import Any
+
+import pytest
+
+from gpustackd.cli.explain import explanation, show
+from gpustackd.cli.output import console
+
+PLACED = {
+    "name": "i1", "model": "m", "state": "RUNNING", "state_message": None, "attempts": 2, "worker": "w1",
+    "gpu_type": "cuda", "gpu_indexes": [0, 1], "vram": 2**31, "ram": 0, "reasons": [],
+    "next_attempt_at": None, "scheduled_at": "2026-01-01T00:00:02+00:00",
+    "subordinates": [{"worker_name": "w2", "gpu_type": "cuda", "gpu_indexes": [3]}],
+}  # fmt: skip
+WAITING = {
+    **PLACED, "state": "PENDING", "worker": None, "gpu_type": None, "gpu_indexes": [], "subordinates": [],
+    "state_message": "No place among 3 workers:\n- 3 workers do not carry the labels wanted (zone=a)",
+    "reasons": [{"code": "labels", "filter": "labels"}], "next_attempt_at": "2026-01-01T00:01:00+00:00",
+}  # fmt: skip
+
+
+def decision(outcome: str, **more: Any) -> dict[str, Any]:
+    return {
+        "outcome": outcome, "attempt": 1, "replica": "r1", "created_at": "2026-01-01T00:00:01.5+00:00",
+        "duration_ms": 0.5, "pool": [{"filter": "labels", "kept": 2, "total": 3}], "candidates": None, **more,
+    }  # fmt: skip
+
+
+def text_of(answer: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    show(console(), answer)
+    return capsys.readouterr().out
+
+
+def test_a_placed_instance_shows_its_place_and_what_it_was_chosen_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    candidates = [
+        {"worker": "w1", "gpus": 2, "score": 95.5, "parts": {"placement": 95, "locality": 0.5}},
+        {"worker": "w3", "gpus": 1, "score": 40},
+    ]
+    answer = explanation(PLACED, [decision("PLACED", candidates=candidates), decision("NO_FIT")])
+    assert answer["waiting"] is None
+    assert answer["placement"]["place"] == "w1 cuda:0,1 + w2 cuda:3"
+    assert [h["outcome"] for h in answer["history"]] == ["PLACED", "NO_FIT"]
+    text = text_of(answer, capsys)
+    assert "i1, an instance of m, is RUNNING on w1 cuda:0,1 + w2 cuda:3" in text
+    assert "holds 2.0 GiB of VRAM on 3 GPUs" in text
+    assert "decided by r1 at 2026-01-01 00:00:01" in text
+    assert "1. w1 2 GPUs  score 95.5  (placement 95, locality 0.5)" in text
+    assert "labels  2 of 3" in text
+
+
+def test_a_waiting_instance_shows_reasons_pool_and_when_it_is_tried_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = explanation(WAITING, [decision("NO_FIT")])
+    assert answer["placement"] is None
+    assert answer["waiting"]["reasons"] == WAITING["reasons"]
+    text = text_of(answer, capsys)
+    assert "- 3 workers do not carry the labels wanted (zone=a)" in text
+    assert "Tried again at 2026-01-01 00:01:00 UTC" in text
+
+
+def test_an_instance_that_nobody_looked_at_points_at_the_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = explanation({**WAITING, "state_message": None, "reasons": [], "next_attempt_at": None}, [])
+    assert "is a daemon running?" in text_of(answer, capsys)
+
+
+def test_what_is_like_markup_in_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = explanation({**WAITING, "name": "[red]x[/]"}, [])
+    assert "[red]x[/], an instance of m" in text_of(answer, capsys)
