@@ -10,6 +10,7 @@ until the event that it returns is set. Requests and bytes sent are counted.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections import Counter
@@ -102,6 +103,8 @@ class Hub:
         """Path -> requests."""
         self.ranges: list[tuple[str, str]] = []
         """(path, Range header) of every ranged request."""
+        self.tokens: list[str] = []
+        """Authorization headers that came."""
         self.bytes_sent = 0
         self.ignore_ranges = False
         self.redirect_files = False
@@ -153,8 +156,7 @@ class Hub:
         assert self._socket is not None
         for event in self._held.values():
             event.set()
-        self._server.should_exit = True
-        self._server.force_exit = True
+        self._server.stop.set()
         await self._tasks.__aexit__(None, None, None)
         self._socket.close()
 
@@ -235,6 +237,8 @@ class Hub:
     async def _admit(self, request: Request, *, scope: bool = False) -> tuple[Repo | None, Response | None]:
         path = request.url.path
         self.requests[path] += 1
+        if (sent := request.headers.get("authorization")) is not None:
+            self.tokens.append(sent)
         for prefix, event in list(self._held.items()):
             if path.startswith(prefix):
                 self.arrived.set()
@@ -274,12 +278,12 @@ class Hub:
                    "content-length": str(end - start)}  # fmt: skip
         if request.method == "HEAD":
             return Response(status_code=status, headers=headers)
-        return StreamingResponse(self._body(content, start, end), status, headers)
+        return StreamingResponse(self._body(request, content, start, end), status, headers)
 
-    async def _body(self, content: File, start: int, end: int) -> AsyncIterator[bytes]:
+    async def _body(self, request: Request, content: File, start: int, end: int) -> AsyncIterator[bytes]:
         head = content if isinstance(content, bytes) else content.head
         at = start
-        while at < end:
+        while at < end and not (at > start and await request.is_disconnected()):
             upto = min(at + CHUNK, end)
             chunk = head[at:upto]
             chunk += bytes(upto - at - len(chunk))
@@ -293,11 +297,12 @@ class Hub:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, and with an event for "it listens"."""
+    """uvicorn without signal handlers and without naps: it says when it listens, and stops when told."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_up = anyio.Event()
+        self.stop = anyio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -305,6 +310,19 @@ class _Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         await self._serve(sockets)
+
+    async def main_loop(self) -> None:
+        await self.stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        tasks = list(self.server_state.tasks)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _name(request: Request) -> str:

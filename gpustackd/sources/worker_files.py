@@ -6,6 +6,7 @@ says whether a path is there, `/files/model-weight-size?path=` answers `{"size":
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -53,6 +54,7 @@ class WorkerFiles:
             headers={"authorization": f"Bearer {token}"} if token else {},
             limits=httpx2.Limits(max_connections=2 * AT_ONCE, max_keepalive_connections=AT_ONCE),
             trust_env=False,
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # http alone: no certificates need be loaded
         )
 
     async def aclose(self) -> None:
