@@ -142,7 +142,14 @@ class Analysis:
                 self._queue.done(work.id)
             else:
                 self._desk.rows[work.id] = row
-                self._queue.retry(work.id, 0.05, Cure.ANY)
+                self._queue.put(
+                    row.id,
+                    row.priority,
+                    row.created_at.timestamp(),
+                    model_id=row.model_id,
+                    origin=Origin.CURE,
+                )
+                self._queue.done(work.id)  # and comes back at once, with what the row says now
 
     def read_then(self, work: Work) -> None:
         """The work becomes ready when its model has been read."""

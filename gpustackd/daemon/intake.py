@@ -148,7 +148,8 @@ class Intake:
                 await anyio.lowlevel.checkpoint()
 
     def _try(self, group: ParkedGroup, whole_text: bool) -> None:
-        """One decision in memory answers for the whole group."""
+        """One decision in memory answers for the whole group. A rescan brings the text up to date too."""
+        origin = Origin.RESCAN if whole_text else Origin.CURE
         demand = self._catalogue.demand(group.model_id)
         if demand is None:
             self._tasks.start_soon(self._read_anew, group)
@@ -161,12 +162,12 @@ class Intake:
         outcome = demand if isinstance(demand, NoFit) else self._judge.probe(demand)
         if not isinstance(outcome, NoFit):
             self._judge.flowing.add(group.key)
-            self._queue.activate(group.key, _FLOW)
+            self._queue.activate(group.key, _FLOW, origin)
             return
         self._queue.set_cures(group.key, outcome.cures)
         told = {codes(s) for s in group.signatures}
         if whole_text or told != {codes(signature(outcome))}:
-            self._queue.activate_changed(group.key, signature(outcome))
+            self._queue.activate_changed(group.key, signature(outcome), origin)
 
     async def _read_anew(self, group: ParkedGroup) -> None:
         """The facts have aged: read them; the group is tried again only if they are others."""

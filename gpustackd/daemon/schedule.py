@@ -144,14 +144,12 @@ class Scheduling:
 
     async def _refuse(self, refused: list[tuple[Work, NoFit, float]]) -> None:
         """Write refusals that say something new; park the rest as they are."""
-        news = [
-            (w, o, t)
-            for w, o, t in refused
-            if w.claim is not None or codes(w.signature) != codes(signature(o))
-        ]
-        for item, outcome, _ in refused:
-            if item.claim is None and codes(item.signature) == codes(signature(outcome)):
+        news: list[tuple[Work, NoFit, float]] = []
+        for item, outcome, took in refused:
+            if item.claim is None and _same(item, outcome):
                 self._park(item, outcome, item.signature)
+            else:
+                news.append((item, outcome, took))
         unclaimed = [w for w, _, _ in news if w.claim is None]
         if unclaimed:
             await self._analysis.claim_only(unclaimed)
@@ -323,6 +321,14 @@ class Scheduling:
         """Wait until nothing is being decided or committed."""
         while self._under_way or len(self._desk):
             await self._idle.wait()
+
+
+def _same(work: Work, outcome: NoFit) -> bool:
+    """Whether the row tells this already. Byte counts in the text are brought up to date by rescans alone:
+    else each placement would write every waiting row."""
+    if work.from_rescan:
+        return work.signature == signature(outcome)
+    return codes(work.signature) == codes(signature(outcome))
 
 
 _BUSY = "other replicas took every place that was chosen; it is tried again shortly"
