@@ -212,6 +212,33 @@ def test_a_deleted_instance_is_forgotten_even_when_it_is_being_worked_on() -> No
     assert len(queue) == 0
 
 
+def test_an_instance_discarded_and_put_again_while_in_flight_comes_back() -> None:
+    queue = filled(1)
+    queue.take_nowait(1)
+    queue.discard(1)
+    queue.put(1, 0, 0.0, model_id=1)
+    assert queue.done(1) is Lane.ACTIVE
+
+
+def test_a_group_is_woken_by_what_could_help_any_of_its_members() -> None:
+    queue = filled(1, 2)
+    queue.take_nowait(2)
+    queue.park(1, "demand", Cure.CAPACITY)
+    queue.park(2, "demand", Cure.FILES)
+    (group,) = queue.wake(Cure.CAPACITY)
+    assert group.cures == Cure.CAPACITY | Cure.FILES | Cure.MODEL
+
+
+def test_a_new_refusal_in_memory_changes_what_wakes_the_group_but_an_edit_always_does() -> None:
+    queue = filled(1)
+    queue.take_nowait(1)
+    queue.park(1, "demand", Cure.CAPACITY)
+    queue.set_cures("demand", Cure.WORKER)
+    assert queue.wake(Cure.CAPACITY) == []
+    assert len(queue.wake(Cure.WORKER)) == 1
+    assert len(queue.wake(Cure.MODEL, {1})) == 1
+
+
 def test_finishing_what_is_not_in_flight_is_an_error() -> None:
     queue = filled(1)
     with pytest.raises(ValueError, match="instance 1 is not in flight"):
