@@ -98,23 +98,11 @@ def stocked(gpustackd: Command, tmp_path: Path) -> Command:
 @pytest.mark.parametrize(
     ("kind", "name", "keys"),
     [
-        ("clusters", "lab", {"id", "name", "workers", "ready", "gpus", "models"}),
-        (
-            "workers",
-            "w1",
-            {"state", "labels", "ram_total", "ram_allocated", "vram_total", "vram_allocated", "gpus"},
-        ),
-        (
-            "gpus",
-            "w1:cuda:0",
-            {"worker", "type", "index", "vram_total", "vram_allocated", "capacity", "instances"},
-        ),
-        ("models", "m", {"source", "location", "replicas", "categories", "instances"}),
-        (
-            "instances",
-            "i1",
-            {"model", "state", "worker", "gpu_type", "gpu_indexes", "vram", "ram", "reasons"},
-        ),
+        ("clusters", "lab", "id name workers ready gpus models"),
+        ("workers", "w1", "state labels ram_total ram_allocated vram_total vram_allocated gpus"),
+        ("gpus", "w1:cuda:0", "worker type index vram_total vram_allocated capacity instances"),
+        ("models", "m", "source location replicas categories instances"),
+        ("instances", "i1", "model state worker gpu_type gpu_indexes vram ram reasons"),
     ],
 )
 def test_json_is_a_list_of_objects_with_stable_keys(
