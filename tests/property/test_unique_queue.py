@@ -269,5 +269,5 @@ class QueueAgainstNaive(RuleBasedStateMachine):
 
 
 TestQueueAgainstNaive = QueueAgainstNaive.TestCase
-TestQueueAgainstNaive.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestQueueAgainstNaive.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 pytestmark = pytest.mark.timeout(170)
