@@ -20,7 +20,7 @@ branch_labels = None
 depends_on = None
 
 SQL = Path(__file__).resolve().parent.parent / "sql"
-FILES = ("0001_capacity", "0001_ledger", "0001_lifecycle", "0001_wake", "0001_protocol")
+FILES = ("0001_capacity", "0001_ledger", "0001_lifecycle", "0001_turns", "0001_wake", "0001_protocol")
 
 
 def upgrade() -> None:
