@@ -124,7 +124,13 @@ async def run(settings: Settings, *, embedded: Path | None = None, migrate: bool
         store = await PostgresStore.open(url, settings.pool_size, pooled=url != listen_url, replica=name)
         stack.push_async_callback(store.close)
         judge((await store.health()).revision)
-        reports = Reports(logging.log, Metrics(version=__version__, replica=name))
+        metrics = Metrics(version=__version__, replica=name)
+        metrics.watch_total(
+            "gpustackd_log_lines_dropped",
+            "Log lines that could not be written",
+            lambda: logging.writer.dropped,
+        )
+        reports = Reports(logging.log, metrics)
         around = Surroundings()
         models = await stack.enter_async_context(reader(settings, around))
         daemon = Daemon(settings, Identity(uuid4(), name), store, models, around, listen_url, reports)
@@ -164,6 +170,9 @@ class Daemon:
         self._systemd = Systemd.from_environment()
         self._stop = anyio.Event()
         self.state = State()
+        reports.metrics.watch_gauge(
+            "gpustackd_loop_beat_age_seconds", "Since the scheduling loop's last turn", self.state.age
+        )
 
     async def run(self) -> None:
         """Until a signal; then stop in order, within the ten seconds of the contract."""

@@ -65,6 +65,8 @@ class Intake:
             news = await self._gathering.next()
             try:
                 await self._attend(news)
+                if self._queue.rescan_wanted:
+                    self._gathering.rescan()
             except Contended:
                 # Somebody holds a table: what was told is in the rows, a full look finds it.
                 self._reports.contended("intake")
