@@ -17,6 +17,7 @@ from gpustackd.domain.model_spec import model_spec
 from gpustackd.errors import BadRow, Contended, DatabaseUnavailable
 from gpustackd.ports import (
     Claim,
+    CommitCode,
     CommitResult,
     FleetChanges,
     Health,
@@ -66,6 +67,7 @@ _COMMIT_LIMITS = (
     " set_config('statement_timeout', (d * 0.8)::int::text, $1::text::bool)"
     " FROM (SELECT extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 AS d) t"
 )
+_COMMIT_TRIES = 4
 COMMAND_TIMEOUT = 40.0
 """Seconds until a statement without an answer counts as a lost server; above every statement time-out."""
 
@@ -257,29 +259,32 @@ class PostgresStore:
         return {r["id"] for r in rows}
 
     async def commit(self, owner: UUID, replica: str, batch: Sequence[Proposal]) -> Sequence[CommitResult]:
-        """As the port says. Where the database makes us yield, the batch is tried again in halves."""
+        """As the port says, sorted by instance. Where a user's statement makes us yield, the batch is tried
+        again in halves; what still has to yield alone is a conflict that names no rows."""
         batch = sorted(batch, key=lambda p: p.claim.id)
-        for attempt in range(4):
+        arguments = ledger.commit_arguments(owner, replica, batch)
+        for attempt in range(_COMMIT_TRIES):
             try:
-                arguments = ledger.commit_arguments(owner, replica, batch)
-                async with self.connection(committing=True) as connection:
-                    if self._pooled:  # settings of a session would go to whoever gets that session next
-                        async with connection.transaction():
-                            await connection.execute(_COMMIT_LIMITS, "true")
-                            rows = await connection.fetch(ledger.COMMIT_SQL, *arguments)
-                    else:
-                        rows = await connection.fetch(ledger.COMMIT_SQL, *arguments)
-                return ledger.results(batch, rows)
+                return ledger.results(batch, await self._commit(arguments))
             except Contended:
-                if attempt == 3:
-                    raise
                 # Spread the tries of several replicas that met on one row.
                 await anyio.sleep(random.uniform(0.005, 0.05) * 2**attempt)
-                if len(batch) > 1:
-                    middle = len(batch) // 2
-                    first = await self.commit(owner, replica, batch[:middle])
-                    return [*first, *await self.commit(owner, replica, batch[middle:])]
-        raise AssertionError("unreachable")
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                first = await self.commit(owner, replica, batch[:middle])
+                return [*first, *await self.commit(owner, replica, batch[middle:])]
+        return [CommitResult(p.claim.id, CommitCode.CONFLICT) for p in batch]
+
+    async def _commit(self, arguments: tuple[Any, ...]) -> list[Any]:
+        rows: list[Any]
+        async with self.connection(committing=True) as connection:
+            if not self._pooled:
+                rows = await connection.fetch(ledger.COMMIT_SQL, *arguments)
+            else:
+                async with connection.transaction():  # a session's settings would stay behind in the pooler
+                    await connection.execute(_COMMIT_LIMITS, "true")
+                    rows = await connection.fetch(ledger.COMMIT_SQL, *arguments)
+        return rows
 
     async def refuse(self, owner: UUID, replica: str, batch: Sequence[Refusal]) -> set[int]:
         batch = sorted(batch, key=lambda r: r.claim.id)

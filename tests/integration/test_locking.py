@@ -215,12 +215,12 @@ async def test_a_commit_yields_to_a_users_open_change_and_the_rest_of_its_batch_
     user = await connected(world.url)
     async with user.transaction():
         await user.execute("UPDATE gpu_devices SET schedulable = false WHERE id = $1", gpus[3])
-        with pytest.raises(Contended):
-            await world.store.commit(world.owner, "r1", batch)
+        assert [(r.code, r.gpu_ids) for r in await world.commit(*batch)] == [
+            (None, ()), (None, ()), (None, ()), (CommitCode.CONFLICT, ()),
+        ]  # fmt: skip
         assert [await world.allocated(g) for g in gpus] == [GIB, GIB, GIB, 0]
-    # tried again, the committed ones are not ours any more and the last one sees the change
-    codes = [r.code for r in await world.commit(*batch)]
-    assert codes == [CommitCode.LOST] * 3 + [CommitCode.CONFLICT]
+    (result,) = await world.commit(batch[3])
+    assert (result.code, result.gpu_ids) == (CommitCode.CONFLICT, (gpus[3],))
     await world.clean()
     await user.close()
 
