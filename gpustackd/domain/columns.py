@@ -20,6 +20,10 @@ class Columns:
     """Storage that grows by doubling; positions and slots stay where they are."""
 
     def __init__(self, workers: int, slots: int) -> None:
+        self.tick = 0
+        self.count = 0
+        """Positions in use run from 0 to count - 1; some may be dead (`alive`)."""
+        self._largest: tuple[int, int] | None = None
         self.types: list[str] = []
         self._type_code: dict[str, int] = {}
         self.states: list[str] = []
@@ -57,6 +61,15 @@ class Columns:
         self.vram_assumed: Ints = np.zeros(shape, np.int64)
         self.gpu_version: Ints = np.zeros(shape, np.int64)
         self.gpu_occupants: NDArray[np.int32] = np.zeros(shape, np.int32)
+        # What follows from the columns above, brought up to date by `renew` for workers that changed.
+        self.usable: Bools = np.zeros(shape, np.bool_)
+        """A GPU is there, open, of known size and not over-committed."""
+        self.free: Ints = np.zeros(shape, np.int64)
+        """Free VRAM; 0 where not usable."""
+        self.ratio: NDArray[np.float64] = np.zeros(shape)
+        """Free VRAM as a part of the total."""
+        self.ram_free: Ints = np.zeros(workers, np.int64)
+        self._renewed = -1
 
     _WORKER_COLUMNS = (
         "alive", "touched", "worker_id", "cluster", "state", "ready", "unified", "worker_over",
@@ -107,6 +120,11 @@ class Columns:
             self.states.append(name)
         return self._state_code[name]
 
+    def touch(self, w: int) -> None:
+        """Stamp a worker as changed."""
+        self.tick += 1
+        self.touched[w] = self.tick
+
     # -- what is free ------------------------------------------------------------------------------------
 
     def free_vram(self, where: Any = slice(None)) -> Ints:
@@ -130,3 +148,30 @@ class Columns:
         np.maximum(free, 0, out=free)
         free *= ~self.worker_over[where]
         return free
+
+    def renew(self) -> None:
+        """Bring `usable`, `free`, `ratio` and `ram_free` up to date."""
+        if self._renewed == self.tick:
+            return
+        rows = (self.touched[: self.count] > self._renewed).nonzero()[0]
+        self._renewed = self.tick
+        total = self.vram_total[rows]
+        usable = self.gpu_open[rows] & ~self.gpu_over[rows]
+        usable &= self.vram_capacity[rows] != UNKNOWN
+        usable &= total > 0
+        free = self.free_vram(rows)
+        free *= usable
+        self.usable[rows] = usable
+        self.free[rows] = free
+        self.ratio[rows] = free / np.maximum(total, 1)
+        self.ram_free[rows] = self.free_ram(rows)
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Total bytes of the largest GPU, and of all GPUs of the largest worker: bounds that nothing on
+        one GPU or one worker can exceed."""
+        if self._largest is None:
+            total = np.maximum(self.vram_total[: self.count], 0)
+            sums = total.sum(axis=1)
+            self._largest = (int(total.max(initial=0)), int(sums.max(initial=0)))
+        return self._largest

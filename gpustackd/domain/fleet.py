@@ -25,8 +25,6 @@ class Fleet(Occupancy):
 
     def __init__(self, workers: int = 64, slots: int = 8) -> None:
         super().__init__(workers, slots)
-        self.count = 0
-        """Positions in use run from 0 to count - 1; some may be dead (`alive`)."""
         self.roster = 0
         """Rises whenever a worker appears, goes or is renamed."""
         self._free_positions: list[int] = []
@@ -103,7 +101,10 @@ class Fleet(Occupancy):
         self.gpu_type[place] = self.type_code(row.type)
         self.gpu_open[place] = row.open
         self.gpu_over[place] = row.over_committed
-        self.vram_total[place] = UNKNOWN if row.vram_total is None else row.vram_total
+        total = UNKNOWN if row.vram_total is None else row.vram_total
+        if fresh or total != self.vram_total[place]:
+            self._largest = None
+        self.vram_total[place] = total
         self.vram_capacity[place] = UNKNOWN if row.capacity is None else row.capacity
         self.vram_allocated[place] = row.vram_allocated
         self.gpu_version[place] = row.version
@@ -120,6 +121,7 @@ class Fleet(Occupancy):
         del self.slot[gpu_id]
         del self.gpu_rows[gpu_id]
         self._clear_gpu(place)
+        self._largest = None
         self.touch(place[0])
 
     def drop_worker(self, worker_id: int) -> None:

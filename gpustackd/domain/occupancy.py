@@ -61,7 +61,6 @@ class Occupancy(Columns):
 
     def __init__(self, workers: int, slots: int) -> None:
         super().__init__(workers, slots)
-        self.tick = 0
         self.position: dict[int, int] = {}
         """worker id -> position."""
         self.slot: dict[int, Place] = {}
@@ -83,11 +82,6 @@ class Occupancy(Columns):
         """worker id -> {instance id: ledger rows, real or assumed, it has there}."""
         self._reach: dict[int, dict[int, int]] = {}
         """instance id -> {worker id: rows}: more than one key = a distributed instance."""
-
-    def touch(self, w: int) -> None:
-        """Stamp a worker as changed."""
-        self.tick += 1
-        self.touched[w] = self.tick
 
     # -- the ledger --------------------------------------------------------------------------------------
 
@@ -258,7 +252,7 @@ class Occupancy(Columns):
         """The same fleet as if one instance held nothing: a view for deciding, never to be changed."""
         view = copy.copy(self)
         for name in ("vram_allocated", "vram_assumed", "ram_allocated", "ram_assumed", "occupants",
-                     "gpu_occupants", "spanning", "touched"):  # fmt: skip
+                     "gpu_occupants", "spanning", "touched", "usable", "free", "ratio", "ram_free"):  # fmt: skip
             setattr(view, name, getattr(self, name).copy())
         view.model_on_worker = defaultdict(dict, {m: dict(c) for m, c in self.model_on_worker.items()})
         view.model_on_gpu = defaultdict(

@@ -111,14 +111,22 @@ class OverWorkers(Tier):
         if not options:
             return None
         best = min(options, key=lambda o: (o.hosts, o.booked))
-        scores, _ = self.search.rank(best.members, self.value[best.code][best.members])
-        top = np.flatnonzero(scores >= scores.max() - EPSILON)
+        scores, parts = self.search.rank(best.members, self.value[best.code][best.members])
+        top = (scores >= scores.max() - EPSILON).nonzero()[0]
         if len(top) >= best.hosts:
             chosen = block(top.tolist(), best.hosts, turn)
         else:
             chosen = np.argsort(-scores, kind="stable")[: best.hosts].tolist()
-        positions = best.members[chosen]
-        return self.search.pick([Choice(tuple(self.seats(positions, best.code)), self.step)], turn)
+        seats = tuple(self.seats(best.members[chosen], best.code))
+        total = self.search.together(seats, {k: v[chosen].tolist() for k, v in parts.items()})
+        record = {
+            "worker": self.fleet.row(seats[0].w).name,
+            "gpus": sum(len(s.slots) for s in seats),
+            "workers": len(seats),
+            "score": round(sum(total.values()), 4),
+            "parts": {k: round(v, 4) for k, v in total.items()},
+        }
+        return Choice(seats, self.step, sum(total.values()), total, also=(record,))
 
     def _options(self) -> Iterator[Option]:
         """The class of each type and GPU count that serves with the fewest workers."""

@@ -264,6 +264,18 @@ class Search:
             parts["preferred"] = np.array([gain[of == k].mean() for k in range(len(choices))])
         return sum(parts.values(), np.zeros(len(choices))), parts
 
+    def together(self, seats: Sequence[Seat], parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Score parts of a placement over several workers from those of its parts, main first."""
+        placed = parts["placement"]
+        total = {"placement": self.scorer.several_workers(placed[0], list(placed[1:]))}
+        if "locality" in parts:
+            files = warm(self.demand, self.policy)
+            ids = [int(self.fleet.worker_id[s.w]) for s in seats]
+            total["locality"] = self.policy.locality_max * files.share(ids)
+        if "preferred" in parts:
+            total["preferred"] = sum(parts["preferred"]) / len(seats)
+        return total
+
     def _mine(self, rows: Ints) -> Ints:
         counts = self.fleet.model_on_worker.get(self.model_id) or NOBODY
         return np.array([counts.get(w, 0) for w in rows.tolist()], np.int64)

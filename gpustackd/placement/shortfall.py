@@ -218,7 +218,7 @@ def _over_workers(search: Search, step: OverWorkers, head: str) -> list[Reason]:
 def _subset(found: Cards, at: Ints) -> Cards:
     share = found.share[at] if found.share.ndim else found.share
     return Cards(found.w[at], found.free[at], found.total[at], share, found.type[at], found.usable[at],
-                 found.ram[at], found.unified[at])  # fmt: skip
+                 found.ram[at], found.unified[at], found.ratio[at])  # fmt: skip
 
 
 def _fit(code: str, text: str, **params: Any) -> Reason:

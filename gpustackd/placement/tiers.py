@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpustackd.domain.fleet import Fleet, Ints
 from gpustackd.placement.fit.cards import Cards, alone, cards
 from gpustackd.placement.fit.one_worker import Several, alike, chosen, several
-from gpustackd.placement.fit.rules import Rules
+from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.fit.seat import Choice, Seat, seat_of
 from gpustackd.placement.score.strategy import Scorer
 
@@ -128,7 +128,13 @@ class OneWorkerTier(Tier):
             self._offering = idx
         return self._offering
 
+    def hopeless(self) -> bool:
+        """Whether no worker could ever offer anything, however empty: then nothing is looked at."""
+        raise NotImplementedError
+
     def choose(self, turn: int) -> Choice | None:
+        if self.hopeless():
+            return None
         self.refresh()
         idx = self.offering
         if not len(idx):
@@ -181,6 +187,10 @@ class OneGpu(OneWorkerTier):
         self.slots = Bitmap(size, self.fleet.slots)
         """Slots that share the best value and book the same."""
 
+    def hopeless(self) -> bool:
+        share = 1.0 if self.rules.taking is not Taking.SHARE or self.rules.share_of_type else self.rules.share
+        return self.rules.vram > self.fleet.largest[0] * share
+
     def look(self, rows: Ints) -> None:
         found = self.search.cards(rows)
         fits, claim = alone(found, self.rules)
@@ -220,6 +230,10 @@ class ManyGpus(OneWorkerTier):
         """Slots that are taken in any case."""
         self.same = Bitmap(size, self.fleet.slots)
         """Slots of which as many are taken as are missing."""
+
+    def hopeless(self) -> bool:
+        share = 1.0 if self.rules.taking is not Taking.SHARE or self.rules.share_of_type else self.rules.share
+        return self.rules.taking is not Taking.EACH and self.rules.vram > self.fleet.largest[1] * share
 
     def look(self, rows: Ints) -> None:
         found = self.search.cards(rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import UNKNOWN, Bools, Fleet, Ints
+from gpustackd.domain.fleet import Bools, Fleet, Ints
 from gpustackd.placement.fit.rules import Rules, Taking
 
 Floats = NDArray[np.float64]
@@ -27,7 +27,7 @@ class Cards:
     free: Ints
     """(R, S) free VRAM; 0 where unusable."""
     total: Ints
-    """(R, S) total VRAM; 1 where unusable, so that it may divide."""
+    """(R, S) total VRAM; -1 where unknown or where no card is."""
     share: Floats
     """(R, S) u of the card's type, or one number for all."""
     type: NDArray[np.int16]
@@ -39,29 +39,23 @@ class Cards:
     unified: Bools
     """(R,) one pool for RAM and VRAM."""
 
-    @property
-    def ratio(self) -> Floats:
-        """(R, S) part of the card that is free."""
-        return self.free / self.total
+    ratio: Floats
+    """(R, S) part of the card that is free."""
 
 
 def cards(fleet: Fleet, rows: Ints, rules: Rules) -> Cards:
     """The cards of these worker positions as the search may use them."""
-    capacity = fleet.vram_capacity[rows]
-    total = fleet.vram_total[rows]
+    fleet.renew()
     kind = fleet.gpu_type[rows]
-    usable = fleet.gpu_open[rows] & ~fleet.gpu_over[rows]
-    usable &= capacity != UNKNOWN
-    usable &= total > 0
-    free = fleet.free_vram(rows)
-    free *= usable
-    np.copyto(total, 1, where=~usable)
     if rules.share_of_type:
         by_code = np.array([rules.u(t) for t in fleet.types] or [0.0])
         share = np.where(kind >= 0, by_code[kind], 0.0)
     else:
         share = np.asarray(rules.share)
-    return Cards(rows, free, total, share, kind, usable, fleet.free_ram(rows), fleet.unified[rows])
+    return Cards(
+        rows, fleet.free[rows], fleet.vram_total[rows], share, kind, fleet.usable[rows], fleet.ram_free[rows],
+        fleet.unified[rows], fleet.ratio[rows],
+    )  # fmt: skip
 
 
 def alone(found: Cards, rules: Rules) -> tuple[Bools, Ints]:
@@ -87,10 +81,16 @@ def alone(found: Cards, rules: Rules) -> tuple[Bools, Ints]:
     fits &= found.usable
     if not rules.compat:
         fits &= claim <= found.free
-        fits &= ram_holds(found, rules, claim, found.ram[:, None], found.unified[:, None])
+        if asks_ram(found, rules):
+            fits &= ram_holds(found, rules, claim, found.ram[:, None], found.unified[:, None])
     else:
         fits &= (found.ram >= rules.ram_floor)[:, None] if rules.ram_floor else True
     return fits, claim
+
+
+def asks_ram(found: Cards, rules: Rules) -> bool:
+    """Whether RAM can stand in the way at all."""
+    return bool(rules.ram or rules.ram_static or rules.ram_ratio or found.unified.any())
 
 
 def ram_holds(found: Cards, rules: Rules, booked: Ints, ram: Ints, unified: Bools) -> Bools:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.fleet import Bools, Ints
-from gpustackd.placement.fit.cards import Cards, portions, ram_holds
+from gpustackd.placement.fit.cards import Cards, asks_ram, portions, ram_holds
 from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.tie import block
 
@@ -73,7 +73,8 @@ def several(found: Cards, rules: Rules, code: int, load: NDArray[Any] | None = N
         sums = np.cumsum(claim[at, order], axis=1)
     booked = sums[rows, last]
     if not rules.compat:
-        fits &= ram_holds(found, rules, booked, found.ram, found.unified)
+        if asks_ram(found, rules):
+            fits &= ram_holds(found, rules, booked, found.ram, found.unified)
     elif rules.ram_floor:
         fits &= found.ram >= rules.ram_floor
     return Several(np.where(fits, last + 1, 0).astype(np.int16), order, booked, claim, enough)
