@@ -29,6 +29,8 @@ PATIENCE = 45.0
 CANNOT_FIT = ("deepseek-r1", "llama-3.1-8b", "mixtral-8x7b")
 """Models of the example that no worker can take, each for another reason."""
 BURST_OF_THE_KILL = 3
+TROUBLE = ("daemon.error", "daemon.failed", "database.error", "rescan.failed")
+"""Log events that must not occur, whatever is killed."""
 AT_ONCE = 1.0
 """Seconds within which a freed card must be taken (contract section 5)."""
 
@@ -60,7 +62,8 @@ def demo(
 
 
 def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+    """SIGTERM ends it as Ctrl-C does: everything that was started is stopped."""
+    signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
@@ -191,7 +194,7 @@ async def _storm(told: Narration, connection: Connection, made: Sequence[Replica
 
 async def _look(told: Narration, connection: Connection) -> None:
     """The models in a table, the fleet in a picture, the waiting instances with their reasons."""
-    from gpustackd.cli.picture import legend, picture
+    from gpustackd.cli.picture import WIDTH, legend, picture
     from gpustackd.store.inventory import Inventory
 
     inventory = Inventory(connection)
@@ -200,7 +203,8 @@ async def _look(told: Narration, connection: Connection) -> None:
     told.say("\nWhat became of them")
     told.out.print(_summary(instances))
     told.say(f"\nThe fleet: {legend(gpus)}")
-    told.out.print(picture(await inventory.rows("workers"), gpus), end="")
+    width = min(told.out.width, WIDTH)
+    told.out.print(picture(await inventory.rows("workers"), gpus, width), end="")
     told.say("\nWhy the others wait")
     for line in waiting_words(instances):
         told.say(f"  {line}")
@@ -286,6 +290,11 @@ async def _audit(told: Narration, connection: Connection) -> None:
 async def _stop(told: Narration, made: Sequence[Replica]) -> None:
     survivors = [r for r in made if r.running]
     codes = [await r.stop() for r in survivors]
+    failed = sum(r.events[event] for r in made for event in TROUBLE)
+    told.finding(
+        failed == 0,
+        "no daemon met with an error of its own" if not failed else f"{failed} errors in the logs",
+    )
     told.finding(
         len(survivors) == len(made) - 1 and codes == [0] * len(codes),
         f"the {len(survivors)} other daemons ran on and stopped on SIGTERM with exit codes {codes}",

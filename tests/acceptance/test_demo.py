@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,11 @@ PATIENCE_MS = 60_000
 def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demonstration as a process, its two streams in one; killed if the test does not wait for it."""
     command = [sys.executable, "-u", "-m", "gpustackd", "demo", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
             process.kill()
-        process.communicate()
 
 
 def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
