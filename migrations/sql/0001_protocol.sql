@@ -41,6 +41,11 @@ $$;
 
 -- A batch of placements, an outcome each; only the exceptions are returned. One clash rejects one placement.
 -- Placement n books the worker rows w_*[w_from[n]..w_to[n]] and the ledger rows l_*[l_from[n]..l_to[n]].
+--
+-- All rows are locked first, so that what is read with the locks stays true: the placements are then tried
+-- one after another on those figures, each on what the ones before it left (two may want one row), and what
+-- was accepted is written by one statement a table. (Every statement that writes a row with triggers pays
+-- for reading their conditions anew; one a placement cost four times as much in all.)
 CREATE FUNCTION gpustackd_commit(
         p_owner uuid, p_replica text,
         p_instance bigint[], p_epoch bigint[], p_model bigint[], p_model_version bigint[],
@@ -57,31 +62,60 @@ CREATE FUNCTION gpustackd_commit(
 #variable_conflict use_column
 DECLARE
     xid constant bigint := gpustackd_xid();
+    -- Instances that are ours, and the models as they are now.
     mine bigint[];
     epochs bigint[];
     models_seen bigint[];
     versions_seen bigint[];
+    -- The rows to book on, as locked: takes = may be booked on at all, sound = and within its capacity,
+    -- room = capacity less what is booked, seen = version; more, times and mark are what accepted
+    -- placements add.
+    host bigint[];
+    host_takes boolean[];
+    host_sound boolean[];
+    host_unified boolean[];
+    host_room bigint[];
+    host_seen bigint[];
+    host_more bigint[];
+    host_times int[];
+    host_mark boolean[];
+    card bigint[];
+    card_takes boolean[];
+    card_sound boolean[];
+    card_unified boolean[];
+    card_room bigint[];
+    card_seen bigint[];
+    card_more bigint[];
+    card_times int[];
+    card_mark boolean[];
     placed bigint[] := '{}';
-    at int;
-    k int;
-    w_upto int;
-    l_upto int;
-    uniform boolean;
-    wanted bigint[];
-    booked bigint[];
     clash_gpus bigint[];
     clash_workers bigint[];
+    tried_w int;
+    tried_l int;
+    at int;
 BEGIN
-    -- Locks first, in the order of every writer. A row that someone else holds is being deleted: lost.
+    -- Locks, in the order of every writer. An instance that someone else holds is being deleted: lost.
     SELECT array_agg(i.id), array_agg(i.placement_epoch) INTO mine, epochs
       FROM (SELECT id, placement_epoch FROM model_instances
              WHERE id = ANY (p_instance) AND state = 'ANALYZING' AND lease_owner = p_owner
                AND lease_until > clock_timestamp()
              ORDER BY id FOR NO KEY UPDATE SKIP LOCKED) i;
     IF cardinality(w_id) > 0 THEN
-        PERFORM 1 FROM workers WHERE id = ANY (w_id) ORDER BY id FOR NO KEY UPDATE;
+        SELECT array_agg(w.id), array_agg(w.state = 'READY'),
+               array_agg(NOT w.over_committed AND w.ram_capacity IS NOT NULL), array_agg(w.unified_memory),
+               array_agg(coalesce(w.ram_capacity, 0) - w.ram_allocated), array_agg(w.version),
+               array_agg(0::bigint), array_agg(0), array_agg(false)
+          INTO host, host_takes, host_sound, host_unified, host_room, host_seen, host_more, host_times, host_mark
+          FROM (SELECT id, state, over_committed, ram_capacity, unified_memory, ram_allocated, version
+                  FROM workers WHERE id = ANY (w_id) ORDER BY id FOR NO KEY UPDATE) w;
     END IF;
-    PERFORM 1 FROM gpu_devices WHERE id = ANY (l_gpu) ORDER BY id FOR NO KEY UPDATE;
+    SELECT array_agg(g.id), array_agg(g.open), array_agg(NOT g.over_committed AND g.capacity IS NOT NULL),
+           array_agg(g.unified), array_agg(coalesce(g.capacity, 0) - g.vram_allocated), array_agg(g.version),
+           array_agg(0::bigint), array_agg(0), array_agg(false)
+      INTO card, card_takes, card_sound, card_unified, card_room, card_seen, card_more, card_times, card_mark
+      FROM (SELECT id, open, over_committed, capacity, unified, vram_allocated, version
+              FROM gpu_devices WHERE id = ANY (l_gpu) ORDER BY id FOR NO KEY UPDATE) g;
     SELECT array_agg(id), array_agg(version) INTO models_seen, versions_seen
       FROM models WHERE id = ANY (p_model);
 
@@ -100,114 +134,126 @@ BEGIN
         END IF;
         clash_gpus := '{}';
         clash_workers := '{}';
-        booked := '{}';
-        w_upto := w_from[n] - 1;  -- the last row booked, here and on the ledger's side
-        l_upto := l_from[n] - 1;
+        tried_w := w_from[n] - 1;  -- the last rows booked, here and on the ledger's side
+        tried_l := l_from[n] - 1;
 
         FOR k IN w_from[n] .. w_to[n] LOOP
-            UPDATE workers
-               SET ram_allocated = ram_allocated + w_ram[k], version = version + 1, changed_in = xid,
-                   over_committed = over_committed
-                       OR (p_over[n] AND w_ram[k] > 0
-                           AND ram_allocated + w_ram[k] > coalesce(ram_capacity, 0))
-             WHERE id = w_id[k] AND state = 'READY' AND unified_memory = w_unified[k]
-               AND (w_ram[k] = 0 OR p_over[n]
-                    OR (NOT over_committed AND ram_capacity - ram_allocated >= w_ram[k]))
-               AND (NOT p_unchanged[n] OR version = w_version[k]);
-            IF NOT FOUND THEN
+            at := array_position(host, w_id[k]);
+            IF host_takes[at] AND host_unified[at] = w_unified[k]
+               AND (w_ram[k] = 0 OR p_over[n] OR (host_sound[at] AND host_room[at] >= w_ram[k]))
+               AND (NOT p_unchanged[n] OR host_seen[at] = w_version[k]) THEN
+                host_room[at] := host_room[at] - w_ram[k];
+                host_more[at] := host_more[at] + w_ram[k];
+                host_seen[at] := host_seen[at] + 1;
+                host_times[at] := host_times[at] + 1;
+                tried_w := k;
+            ELSE  -- also where the row is gone: `at` is NULL, and so is all that is asked of it
                 clash_workers := clash_workers || w_id[k];
                 EXIT;
             END IF;
-            w_upto := k;
         END LOOP;
-
         IF cardinality(clash_workers) = 0 THEN
-            -- One statement where all GPUs of the placement take the same; else one for each.
-            wanted := l_gpu[l_from[n] : l_to[n]];
-            uniform := NOT (p_unchanged[n] OR p_over[n]);
-            FOR k IN l_from[n] + 1 .. l_to[n] LOOP
-                EXIT WHEN NOT uniform;
-                uniform := l_vram[k] = l_vram[l_from[n]] AND l_unified[k] = l_unified[l_from[n]]
-                           AND l_gpu[k] IS NOT NULL AND l_gpu[l_from[n]] IS NOT NULL;
-            END LOOP;
-            IF uniform AND l_gpu[l_from[n]] IS NOT NULL THEN
-                WITH done AS (
-                    UPDATE gpu_devices
-                       SET vram_allocated = vram_allocated + l_vram[l_from[n]], version = version + 1,
-                           changed_in = xid
-                     WHERE id = ANY (wanted) AND open AND NOT over_committed
-                       AND unified = l_unified[l_from[n]] AND capacity - vram_allocated >= l_vram[l_from[n]]
-                    RETURNING id)
-                SELECT coalesce(array_agg(id), '{}') INTO booked FROM done;
-                IF cardinality(booked) < cardinality(wanted) THEN
-                    clash_gpus := ARRAY(SELECT unnest(wanted) EXCEPT SELECT unnest(booked));
-                    IF cardinality(clash_gpus) = 0 THEN
-                        clash_gpus := wanted;  -- one GPU named twice: its second half is not booked
-                    END IF;
+            FOR k IN l_from[n] .. l_to[n] LOOP
+                IF l_gpu[k] IS NULL THEN
+                    tried_l := k;
+                    CONTINUE;
                 END IF;
-            ELSE
-                FOR k IN l_from[n] .. l_to[n] LOOP
-                    CONTINUE WHEN l_gpu[k] IS NULL;
-                    UPDATE gpu_devices
-                       SET vram_allocated = vram_allocated + l_vram[k], version = version + 1, changed_in = xid,
-                           over_committed = over_committed
-                               OR (p_over[n] AND vram_allocated + l_vram[k] > coalesce(capacity, 0))
-                     WHERE id = l_gpu[k] AND open AND unified = l_unified[k]
-                       AND (p_over[n] OR (NOT over_committed AND capacity - vram_allocated >= l_vram[k]))
-                       AND (NOT p_unchanged[n] OR version = l_version[k]);
-                    IF NOT FOUND THEN
-                        clash_gpus := clash_gpus || l_gpu[k];
-                        EXIT;
-                    END IF;
-                    l_upto := k;
-                END LOOP;
-            END IF;
+                at := array_position(card, l_gpu[k]);
+                IF card_takes[at] AND card_unified[at] = l_unified[k]
+                   AND (p_over[n] OR (card_sound[at] AND card_room[at] >= l_vram[k]))
+                   AND (NOT p_unchanged[n] OR card_seen[at] = l_version[k]) THEN
+                    card_room[at] := card_room[at] - l_vram[k];
+                    card_more[at] := card_more[at] + l_vram[k];
+                    card_seen[at] := card_seen[at] + 1;
+                    card_times[at] := card_times[at] + 1;
+                    tried_l := k;
+                ELSE
+                    clash_gpus := clash_gpus || l_gpu[k];
+                    EXIT;
+                END IF;
+            END LOOP;
         END IF;
 
         IF cardinality(clash_workers) > 0 OR cardinality(clash_gpus) > 0 THEN
-            -- Nobody saw the half: all these rows are locked by us. Put them back exactly.
-            UPDATE gpu_devices SET vram_allocated = vram_allocated - l_vram[l_from[n]], version = version - 1
-             WHERE id = ANY (booked);
-            FOR k IN l_from[n] .. l_upto LOOP
-                CONTINUE WHEN l_gpu[k] IS NULL;
-                UPDATE gpu_devices SET vram_allocated = vram_allocated - l_vram[k], version = version - 1
-                 WHERE id = l_gpu[k];
+            -- The half that was booked is taken back; nothing of it was written.
+            FOR k IN w_from[n] .. tried_w LOOP
+                at := array_position(host, w_id[k]);
+                host_room[at] := host_room[at] + w_ram[k];
+                host_more[at] := host_more[at] - w_ram[k];
+                host_seen[at] := host_seen[at] - 1;
+                host_times[at] := host_times[at] - 1;
             END LOOP;
-            FOR k IN w_from[n] .. w_upto LOOP
-                UPDATE workers SET ram_allocated = ram_allocated - w_ram[k], version = version - 1
-                 WHERE id = w_id[k];
+            FOR k IN l_from[n] .. tried_l LOOP
+                CONTINUE WHEN l_gpu[k] IS NULL;
+                at := array_position(card, l_gpu[k]);
+                card_room[at] := card_room[at] + l_vram[k];
+                card_more[at] := card_more[at] - l_vram[k];
+                card_seen[at] := card_seen[at] - 1;
+                card_times[at] := card_times[at] - 1;
             END LOOP;
             instance_id := p_instance[n]; code := 'conflict';
             gpu_ids := clash_gpus; worker_ids := clash_workers;
             RETURN NEXT;
             CONTINUE;
         END IF;
-
-        UPDATE model_instances
-           SET state = 'SCHEDULED', state_message = p_message[n], reasons = NULL,
-               lease_owner = NULL, lease_until = NULL, next_attempt_at = NULL,
-               worker_id = p_worker[n], worker_name = p_worker_name[n], worker_ip = p_worker_ip[n],
-               worker_advertise_address = p_worker_address[n], worker_ifname = p_worker_ifname[n],
-               gpu_type = p_gpu_type[n], gpu_indexes = p_gpu_indexes[n]::jsonb,
-               gpu_addresses = p_gpu_addresses[n]::jsonb, computed_resource_claim = p_claim[n]::jsonb,
-               distributed_servers = p_distributed[n]::jsonb, scheduled_at = clock_timestamp(),
-               updated_at = now()
-         WHERE id = p_instance[n];
         placed := placed || p_instance[n];
+        IF p_over[n] THEN
+            -- Asked for: rows that hold more than they have are marked, and take nothing new from here on.
+            FOR k IN w_from[n] .. w_to[n] LOOP
+                at := array_position(host, w_id[k]);
+                IF w_ram[k] > 0 AND host_room[at] < 0 THEN
+                    host_mark[at] := true;
+                    host_sound[at] := false;
+                END IF;
+            END LOOP;
+            FOR k IN l_from[n] .. l_to[n] LOOP
+                at := array_position(card, l_gpu[k]);
+                IF at IS NOT NULL AND card_room[at] < 0 THEN
+                    card_mark[at] := true;
+                    card_sound[at] := false;
+                END IF;
+            END LOOP;
+        END IF;
     END LOOP;
 
-    IF cardinality(placed) > 0 THEN
-        INSERT INTO instance_claims (instance_id, worker_id, gpu_device_id, part, vram, ram)
-        SELECT x.i, x.w, x.g, x.p, x.v, x.r
-          FROM unnest(l_instance, l_worker, l_gpu, l_part, l_vram, l_ram) AS x (i, w, g, p, v, r)
-         WHERE x.i = ANY (placed);
-        INSERT INTO scheduling_decisions
-               (instance_id, placement_epoch, attempt, replica, outcome, pool, candidates, reasons, duration_ms)
-        SELECT x.i, x.e, x.a, p_replica, 'PLACED', x.pool::jsonb, x.c::jsonb, x.r::jsonb, x.d
-          FROM unnest(p_instance, p_epoch, p_attempt, p_pool, p_candidates, p_reasons, p_duration)
-               AS x (i, e, a, pool, c, r, d)
-         WHERE x.i = ANY (placed);
+    IF cardinality(placed) = 0 THEN
+        RETURN;
     END IF;
+    IF cardinality(w_id) > 0 THEN
+        UPDATE workers w
+           SET ram_allocated = w.ram_allocated + x.more, version = w.version + x.times, changed_in = xid,
+               over_committed = w.over_committed OR x.mark
+          FROM unnest(host, host_more, host_times, host_mark) AS x (id, more, times, mark)
+         WHERE w.id = x.id AND x.times > 0;
+    END IF;
+    UPDATE gpu_devices g
+       SET vram_allocated = g.vram_allocated + x.more, version = g.version + x.times, changed_in = xid,
+           over_committed = g.over_committed OR x.mark
+      FROM unnest(card, card_more, card_times, card_mark) AS x (id, more, times, mark)
+     WHERE g.id = x.id AND x.times > 0;
+    UPDATE model_instances i
+       SET state = 'SCHEDULED', state_message = x.message, reasons = NULL,
+           lease_owner = NULL, lease_until = NULL, next_attempt_at = NULL,
+           worker_id = x.worker, worker_name = x.worker_name, worker_ip = x.worker_ip,
+           worker_advertise_address = x.worker_address, worker_ifname = x.worker_ifname,
+           gpu_type = x.gpu_type, gpu_indexes = x.gpu_indexes::jsonb, gpu_addresses = x.gpu_addresses::jsonb,
+           computed_resource_claim = x.claim::jsonb, distributed_servers = x.distributed::jsonb,
+           scheduled_at = clock_timestamp(), updated_at = now()
+      FROM unnest(p_instance, p_worker, p_worker_name, p_worker_ip, p_worker_address, p_worker_ifname,
+                  p_gpu_type, p_gpu_indexes, p_gpu_addresses, p_claim, p_distributed, p_message)
+           AS x (id, worker, worker_name, worker_ip, worker_address, worker_ifname,
+                 gpu_type, gpu_indexes, gpu_addresses, claim, distributed, message)
+     WHERE i.id = x.id AND x.id = ANY (placed);
+    INSERT INTO instance_claims (instance_id, worker_id, gpu_device_id, part, vram, ram)
+    SELECT x.i, x.w, x.g, x.p, x.v, x.r
+      FROM unnest(l_instance, l_worker, l_gpu, l_part, l_vram, l_ram) AS x (i, w, g, p, v, r)
+     WHERE x.i = ANY (placed);
+    INSERT INTO scheduling_decisions
+           (instance_id, placement_epoch, attempt, replica, outcome, pool, candidates, reasons, duration_ms)
+    SELECT x.i, x.e, x.a, p_replica, 'PLACED', x.pool::jsonb, x.c::jsonb, x.r::jsonb, x.d
+      FROM unnest(p_instance, p_epoch, p_attempt, p_pool, p_candidates, p_reasons, p_duration)
+           AS x (i, e, a, pool, c, r, d)
+     WHERE x.i = ANY (placed);
 END
 $$;
 
