@@ -112,6 +112,8 @@ class Hub:
         self.arrived = anyio.Event()
         """Set by the first request that is held."""
         self._held: dict[str, anyio.Event] = {}
+        self._waiting = 0
+        self._one_more = anyio.Event()
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
         self._tasks: TaskGroup | None = None
@@ -126,6 +128,12 @@ class Hub:
         self.arrived = anyio.Event()
         self._held[prefix] = anyio.Event()
         return self._held[prefix]
+
+    async def arrivals(self, count: int) -> None:
+        """Until so many requests are held at once."""
+        while self._waiting < count:
+            self._one_more = anyio.Event()
+            await self._one_more.wait()
 
     async def __aenter__(self) -> Hub:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -142,7 +150,7 @@ class Hub:
             Starlette(routes=routes), log_level="critical", log_config=None, lifespan="off", ws="none",
             timeout_graceful_shutdown=1,
         )  # fmt: skip
-        self._server = _Server(config)
+        self._server = Server(config)
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._server.serve, [self._socket])
         await self._server.is_up.wait()
@@ -242,7 +250,12 @@ class Hub:
         for prefix, event in list(self._held.items()):
             if path.startswith(prefix):
                 self.arrived.set()
-                await event.wait()
+                self._waiting += 1
+                self._one_more.set()
+                try:
+                    await event.wait()
+                finally:
+                    self._waiting -= 1
         for prefix, answer in self.fail.items():
             if path.startswith(prefix):
                 return None, Response(answer.body, answer.status, dict(answer.headers))
@@ -296,7 +309,7 @@ class Hub:
         return response
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without signal handlers and without naps: it says when it listens, and stops when told."""
 
     def __init__(self, config: uvicorn.Config) -> None:

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,8 @@ from gpustackd.errors import ModelUnreadable
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
 """Bytes of JSON that the format allows at most."""
+METADATA = "__metadata__"
+"""The one entry that is no tensor."""
 MAX_TENSORS = 250_000
 """Tensors of one file; a 671B mixture of experts has about 90,000 in all its files together."""
 
@@ -33,6 +35,13 @@ BITS: Mapping[str, int] = MappingProxyType({
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
+_N = r"(?:0|[1-9]\d{0,17})"
+_USUAL = re.compile(
+    r'\s*"([^"\\\x00-\x1f]*)"\s*:\s*\{\s*"dtype"\s*:\s*"(\w{1,32})"\s*,'
+    rf'\s*"shape"\s*:\s*\[\s*((?:{_N}(?:\s*,\s*{_N}){{0,15}})?)\s*\]\s*,'
+    rf'\s*"data_offsets"\s*:\s*\[\s*({_N})\s*,\s*({_N})\s*\]\s*\}}\s*([,}}])',
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +98,7 @@ def parse(header: bytes, file_size: int | None, name: str) -> Header:
     ranges: list[tuple[int, int]] = []
     by_dtype: dict[str, int] = {}
     tensors = 0
-    for key, value in _entries(text, name):
-        if key == "__metadata__":
-            continue
-        dtype, begin, end = _tensor(key, value, name)
+    for key, dtype, begin, end in _tensors(text, name):
         if room is not None and end > room:
             raise ModelUnreadable(
                 "cut_off", f"{name}: tensor {_shown(key)} ends at byte {end} of {room}: incomplete",
@@ -117,7 +123,7 @@ def encode(
 ) -> bytes:
     """The first bytes of a safetensors file (length and JSON) for tensors `(name, dtype, shape)` laid out one
     after the other. A file is complete when `len(encode(t)) + data_bytes(t)` long; it may be sparse."""
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name, dtype, shape in tensors:
         begin, end = end, end + tensor_bytes(dtype, shape)
@@ -137,8 +143,11 @@ def data_bytes(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> int:
     return sum(tensor_bytes(dtype, shape) for _, dtype, shape in tensors)
 
 
-def _entries(text: str, name: str) -> Iterable[tuple[str, Any]]:
-    """Top-level pairs, decoded one by one so that memory stays near the size of the text."""
+def _tensors(text: str, name: str) -> Iterator[tuple[str, str, int, int]]:
+    """Name, type and range of each tensor, decoded one by one so that memory stays near the size of the text.
+
+    Nearly every entry is written in one way and matched as a whole; any other is decoded as JSON.
+    """
     seen: set[str] = set()
     try:
         at = _token(text, 0, "{")
@@ -146,14 +155,20 @@ def _entries(text: str, name: str) -> Iterable[tuple[str, Any]]:
             at = _skip(text, at) + 1
         else:
             while True:
+                if (usual := _USUAL.match(text, at)) is not None and _adds_up(usual):
+                    key, at = usual[1], usual.end()
+                    _note(key, seen, name)
+                    yield key, usual[2], int(usual[4]), int(usual[5])
+                    if usual[6] == "}":
+                        break
+                    continue
                 key, at = _DECODER.raw_decode(text, _skip(text, at))
                 if not isinstance(key, str):
                     raise ValueError("a name that is not a string")
                 value, at = _DECODER.raw_decode(text, _skip(text, _token(text, at, ":")))
-                if key in seen:
-                    raise _bad(name, f"names tensor {_shown(key)} twice")
-                seen.add(key)
-                yield key, value
+                _note(key, seen, name)
+                if key != METADATA:
+                    yield key, *_tensor(key, value, name)
                 at = _skip(text, at)
                 if text[at] == "}":
                     at += 1
@@ -167,6 +182,24 @@ def _entries(text: str, name: str) -> Iterable[tuple[str, Any]]:
         raise _bad(name, "has a header that is cut off") from None
     except ValueError as e:
         raise _bad(name, f"has a header that is not valid JSON: {str(e)[:80]}") from None
+
+
+def _note(key: str, seen: set[str], name: str) -> None:
+    if key in seen:
+        raise _bad(name, f"names tensor {_shown(key)} twice")
+    seen.add(key)
+
+
+def _adds_up(usual: re.Match[str]) -> bool:
+    """Whether an entry's shape fills its range (else it is decoded with care, and refused by name)."""
+    size = int(usual[5]) - int(usual[4])
+    bits = BITS.get(usual[2])
+    if bits is None or usual[1] == METADATA:
+        return False
+    count = 1
+    for n in usual[3].split(",") if usual[3] else ():
+        count *= int(n)
+    return size >= 0 and -(-count * bits // 8) == size
 
 
 def _skip(text: str, at: int) -> int:
