@@ -164,7 +164,7 @@ class Fleet(Occupancy):
         of which rows were overwritten in between without those ledger rows: read these again.
         Unknown instance: nothing happens.
         """
-        taken = self._forget_assumption(instance_id)
+        taken = self._lift(instance_id)
         if taken is None:
             return ()
         known = {(b.worker_id, b.gpu_id) for b in self.by_instance.get(instance_id, ())}
@@ -172,8 +172,9 @@ class Fleet(Occupancy):
         for b in taken.bookings:
             if (b.worker_id, b.gpu_id) in known:
                 crossed.discard(b.worker_id)
+                self._sit(b, -1)
                 continue
-            self.add_booking(b)
+            self._enter(b)  # it sat here as assumed, and goes on sitting here
             w = self.position.get(b.worker_id)
             if w is None:
                 continue

@@ -95,9 +95,12 @@ class Occupancy(Columns):
 
     def add_booking(self, b: Booking) -> None:
         """Count one ledger row among the occupants (memory is `vram_allocated`, not touched here)."""
+        self._enter(b)
+        self._sit(b, 1)
+
+    def _enter(self, b: Booking) -> None:
         self.bookings.setdefault(b.worker_id, {})[id(b)] = b
         self.by_instance.setdefault(b.instance_id, []).append(b)
-        self._sit(b, 1)
 
     def remove_instance(self, instance_id: int) -> None:
         """Forget every ledger row of one instance."""
@@ -138,16 +141,25 @@ class Occupancy(Columns):
         for instance_id in self._assumed_on.get(worker_id, ()):
             self._crossed[instance_id].add(worker_id)
 
-    def _forget_assumption(self, instance_id: int) -> Assumption | None:
+    def _forget_assumption(self, instance_id: int) -> None:
+        a = self._lift(instance_id)
+        for b in a.bookings if a is not None else ():
+            self._sit(b, -1)
+
+    def _lift(self, instance_id: int) -> Assumption | None:
+        """Take the weight of an assumption away; who sits where stays as it is."""
         a = self.assumed.pop(instance_id, None)
         if a is None:
             return None
         for b in a.bookings:
-            self._assumed_on[b.worker_id].pop(instance_id, None)
-            if not self._assumed_on[b.worker_id]:
+            on = self._assumed_on[b.worker_id]
+            on.pop(instance_id, None)
+            if not on:
                 del self._assumed_on[b.worker_id]
             self._weigh(b, -1, b.worker_id in a.unified)
-            self._sit(b, -1)
+            w = self.position.get(b.worker_id)
+            if w is not None:
+                self.touch(w)
         return a
 
     def _weigh(self, b: Booking, by: int, unified: bool) -> None:
@@ -251,8 +263,10 @@ class Occupancy(Columns):
     def without(self: Self, instance_id: int) -> Self:
         """The same fleet as if one instance held nothing: a view for deciding, never to be changed."""
         view = copy.copy(self)
-        for name in ("vram_allocated", "vram_assumed", "ram_allocated", "ram_assumed", "occupants",
-                     "gpu_occupants", "spanning", "touched", "usable", "free", "ratio", "ram_free"):  # fmt: skip
+        for name in (
+            "vram_allocated", "vram_assumed", "ram_allocated", "ram_assumed", "occupants", "gpu_occupants",
+            "spanning", "touched", "usable", "free", "ratio", "ram_free",
+        ):  # fmt: skip
             setattr(view, name, getattr(self, name).copy())
         view.model_on_worker = defaultdict(dict, {m: dict(c) for m, c in self.model_on_worker.items()})
         view.model_on_gpu = defaultdict(
