@@ -42,6 +42,8 @@ def build_demand(
         need = _common_need(spec, facts, categories, engine, count_draft=count_draft, compat=compat)
     if engine in {Engine.VLLM, Engine.SGLANG, Engine.MINDIE}:
         need = replace(need, sequence=sequence_bytes(spec, facts, categories))
+    if facts.warnings:
+        need = replace(need, warnings=tuple(dict.fromkeys(facts.warnings + need.warnings)))
     digest = sha256(f"{facts.digest}|{engine}|{need}".encode()).hexdigest()
     return Demand(spec=spec, facts=facts, need=need, engine=engine, digest=digest)
 

@@ -74,6 +74,8 @@ async def read_weights(files: Files, model_index: Any | None = None, *, big: any
         for header in await _headers(files, with_header, big, warnings):
             for dtype, size in header.bytes_by_dtype.items():
                 by_dtype[dtype] = by_dtype.get(dtype, 0) + size
+    if not any(sizes.values()):
+        raise ModelUnreadable("no_weights", f"the weight files of {files.label} are empty", retryable=True)
     return Weights(sum(sizes.values()), chosen, MappingProxyType(by_dtype), tuple(warnings))
 
 

@@ -102,7 +102,12 @@ def _dimensions(
         )
     if error is None and parts.config is not None and not _omni(spec, categories):
         try:
-            return hyper_parameters(parts.config, f"{label}/config.json")
+            hyper = hyper_parameters(parts.config, f"{label}/config.json")
+            if hyper.is_multimodal and hyper.vision_heads is None:
+                warnings.append(
+                    f"{label}/config.json states no vision heads; no split is checked against them"
+                )
+            return hyper
         except ModelUnreadable as e:
             error = e
     if error is not None and needed:

@@ -168,6 +168,7 @@ class LocalFiles:
         self._tree = tree
         self._threads = threads
         self._seconds = seconds
+        self._mount = mount_of(tree.root)
         self.key = f"local_path:{tree.root}@{tree.fingerprint}"
         self.label = label
         self.sizes: Mapping[str, int] = tree.sizes
@@ -183,24 +184,23 @@ class LocalFiles:
 
     async def read(self, name: str, limit: int) -> bytes:
         """A whole file of at most `limit` bytes."""
-        return await in_time(
-            self._threads, lambda: read(self._tree.root, name, limit), self._tree.root, self._seconds
-        )
+        return await self._in_time(lambda: read(self._tree.root, name, limit))
 
     async def read_range(self, name: str, start: int, length: int) -> bytes:
         """At most `length` bytes from `start` on."""
-        return await in_time(
-            self._threads,
-            lambda: read_range(self._tree.root, name, start, length),
-            self._tree.root,
-            self._seconds,
-        )
+        return await self._in_time(lambda: read_range(self._tree.root, name, start, length))
+
+    async def _in_time(self, call: Callable[[], T]) -> T:
+        return await in_time(self._threads, call, self._tree.root, self._seconds, self._mount)
 
 
-async def in_time(threads: AbandonableThreads, call: Callable[[], T], path: str, seconds: float) -> T:
-    """Run a blocking call on a path; raise ModelUnreadable (retryable) where its file system hangs."""
+async def in_time(
+    threads: AbandonableThreads, call: Callable[[], T], path: str, seconds: float, mount: str | None = None
+) -> T:
+    """Run a blocking call on a path (on a `mount`, if that is known); raise ModelUnreadable (retryable) where
+    its file system hangs."""
     try:
         with anyio.fail_after(seconds):
-            return await threads.run(call, group=mount_of(path))
+            return await threads.run(call, group=mount if mount is not None else mount_of(path))
     except TimeoutError:
         raise hangs(path, seconds) from None

@@ -71,9 +71,8 @@ def header_length(first: bytes, file_size: int | None, name: str) -> int:
             "fetch the files with `git lfs pull`",
         )
     if len(first) < LENGTH_BYTES:
-        raise _bad(
-            name, f"is cut off: {len(first)} bytes where the first {LENGTH_BYTES} hold the header's length"
-        )
+        what = f"{len(first)} bytes where the first {LENGTH_BYTES} hold the header's length"
+        raise ModelUnreadable("cut_off", f"{name} is cut off: {what}", "finish the download", retryable=True)
     length = int.from_bytes(first[:LENGTH_BYTES], "little")
     if length > MAX_HEADER:
         raise _bad(name, f"claims a header of {length} bytes; the format allows {MAX_HEADER}")
