@@ -91,7 +91,8 @@ async def record(stage: Stage) -> list[int]:
     )
     await stage.sql.execute("DROP TABLE IF EXISTS bench_instances")
     await stage.sql.execute(
-        "CREATE TABLE bench_instances AS SELECT id, name, model_id FROM model_instances WHERE state = 'SCHEDULED'"
+        "CREATE TABLE bench_instances AS"
+        " SELECT id, name, model_id FROM model_instances WHERE state = 'SCHEDULED'"
     )
     return [len(b) for b in batches.values()]
 

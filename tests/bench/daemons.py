@@ -1,4 +1,4 @@
-"""Daemons as real processes, as a service manager starts them: JSON log lines into a file, tied to our life."""
+"""Daemons as real processes, as a service manager starts them, their JSON log lines in a file."""
 
 from __future__ import annotations
 

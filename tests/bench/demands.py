@@ -1,4 +1,4 @@
-"""A hundred mixed demands as models on disk: sparse directories with real headers, read as any other model."""
+"""A hundred mixed demands as models on disk: sparse directories with real headers, read as any other."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ async def machine(connection: Any, cores: list[int]) -> dict[str, Any]:
 
 def line(found: dict[str, Any]) -> str:
     return (
-        f"{found['cores']} of {found['cores_of_machine']} cores, {found['cpu']}, load at start {found['load'][0]},"
-        f" {found['system']}, Python {found['python']}, PostgreSQL {found['postgresql']},"
-        f" fsync {found['fsync']}, shared_buffers {found['shared_buffers']}"
+        f"{found['cores']} of {found['cores_of_machine']} cores, {found['cpu']},"
+        f" load at start {found['load'][0]}, {found['system']}, Python {found['python']},"
+        f" PostgreSQL {found['postgresql']}, fsync {found['fsync']},"
+        f" shared_buffers {found['shared_buffers']}"
     )

@@ -33,7 +33,8 @@ SELECT w.id, i, 'cuda', 'nvidia', size || 'GB', size * 1024::bigint ^ 3
           FROM workers) w, generate_series(0, 7) i
  ORDER BY w.id, i"""
 _MODELS = """
-INSERT INTO models (name, cluster_id, source, local_path, backend, backend_parameters, categories, worker_selector)
+INSERT INTO models (name, cluster_id, source, local_path, backend, backend_parameters, categories,
+                    worker_selector)
 SELECT $1, (SELECT min(id) FROM clusters), 'local_path', $2, 'vLLM', $3::jsonb, '["llm"]', $4::jsonb"""
 _BURST = """
 INSERT INTO model_instances (name, model_id)
@@ -136,10 +137,9 @@ class Stage:
         await self.tidy()
 
     async def tidy(self) -> None:
-        """Every measurement starts with the same empty pages and nothing left to write."""
+        """Every measurement starts with the same empty pages."""
         for table in ("model_instances", "instance_claims", "scheduling_decisions", "gpu_devices", "workers"):
             await self.sql.execute(f"VACUUM (ANALYZE) {table}")
-        await self.sql.execute("CHECKPOINT")
 
     async def settled(self) -> None:
         """Wait until the daemons have heard of all that happened: one instance goes the whole way."""
