@@ -177,9 +177,8 @@ async def _storm(told: Narration, connection: Connection, made: Sequence[Replica
             if trap is not None:
                 victim = await trap.sprung()
                 held = await watch.under_lease(connection)
-                notes.append(
-                    f"{victim.name} killed with SIGKILL while it worked, {held} instances were its own"
-                )
+                notes.append(f"{victim.name} killed with SIGKILL while it worked on {held} of them")
+                notes.append(f"taken over when their lease of {LEASE} s was over")
             await watch.decided(connection, PATIENCE)
             counts = await Inventory(connection).counts()
             notes.append(", ".join(f"{n} {state}" for state, n in sorted(counts.items(), reverse=True)))
@@ -291,10 +290,7 @@ async def _stop(told: Narration, made: Sequence[Replica]) -> None:
     survivors = [r for r in made if r.running]
     codes = [await r.stop() for r in survivors]
     failed = sum(r.events[event] for r in made for event in TROUBLE)
-    told.finding(
-        failed == 0,
-        "no daemon met with an error of its own" if not failed else f"{failed} errors in the logs",
-    )
+    told.finding(failed == 0, f"{failed or 'no'} errors in the logs of the daemons")
     told.finding(
         len(survivors) == len(made) - 1 and codes == [0] * len(codes),
         f"the {len(survivors)} other daemons ran on and stopped on SIGTERM with exit codes {codes}",
