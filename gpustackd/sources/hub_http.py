@@ -16,14 +16,15 @@ REDIRECTS = 5
 
 
 def hub_client(timeout: float) -> httpx2.AsyncClient:
-    """A client for hubs; proxies of the environment count. httpx keeps the token from other hosts when it
-    follows a redirect to a content network."""
+    """A client for hubs; proxies of the environment count, except for a hub on this host. httpx keeps the
+    token from other hosts when it follows a redirect to a content network."""
     return httpx2.AsyncClient(
         timeout=httpx2.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
         follow_redirects=True,
         max_redirects=REDIRECTS,
         limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8),
         verify=_certificates(),
+        mounts=dict.fromkeys(("all://127.0.0.1", "all://localhost", "all://[::1]")),
     )
 
 

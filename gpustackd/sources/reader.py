@@ -113,6 +113,8 @@ class Reader:
             return await self._read_gguf(spec, key, origin)
         try:
             files = await self._library.open(origin, deep=wants_pipeline(spec))
+            if not files.sizes and files.cheap:  # as a mount point looks before its file system is there
+                raise PathAbsent("path_empty", f"{files.label} is empty on this host", retryable=True)
         except PathAbsent as e:
             return await self._read_on_workers(spec, key, e)
         except ModelUnreadable as e:

@@ -26,7 +26,7 @@ from gpustackd.sources.reader import Reader
 from tests.specs import a_model
 
 MIB = 1024**2
-LIMITED = settings(max_examples=150, deadline=None)
+LIMITED = settings(max_examples=100, deadline=None)
 
 numbers = st.one_of(
     st.integers(-5, 200),

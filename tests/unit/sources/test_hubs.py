@@ -125,6 +125,15 @@ async def test_a_gated_repository_wants_the_token_and_says_so() -> None:
             assert (await reader.facts(spec())).weight_bytes
 
 
+async def test_a_hub_on_this_host_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with Hub({NAME: repo()}) as hub, Reader(options(hub)) as reader:
+        assert (await reader.facts(spec())).weight_bytes
+
+
 async def test_files_behind_a_redirect_are_followed() -> None:
     async with Hub({NAME: repo()}) as hub, Reader(options(hub)) as reader:
         hub.redirect_files = True

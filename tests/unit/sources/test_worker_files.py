@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,16 @@ async def test_facts_come_from_workers_where_this_host_does_not_have_the_path() 
             assert reader.cached(spec()) is facts
         assert ("w2", f"{PATH}/config.json") in api.asked
         assert ("w2", PATH) in api.asked
+
+
+async def test_a_directory_that_is_empty_here_is_asked_of_the_workers(tmp_path: Path) -> None:
+    files = {f"{tmp_path}/config.json": CONFIG, str(tmp_path): 4096}
+    asked = a_model(source="local_path", local_path=str(tmp_path))
+    async with WorkerApi({"w1": files}) as api, Reader(hosts=lambda _: api.hosts()) as reader:
+        assert (await reader.facts(asked)).weight_bytes == 4096
+    async with Reader() as reader:
+        with pytest.raises(ModelUnreadable, match="is empty on this host"):
+            await reader.facts(asked)
 
 
 async def test_a_pipeline_on_workers_is_an_image_model() -> None:
