@@ -1,0 +1,76 @@
+"""A store in memory that begins as another store is now: what a plan or a replay starts from."""
+
+from __future__ import annotations
+
+from gpustackd.domain.fleet import GpuRow, WorkerRow
+from gpustackd.domain.lifecycle import State
+from gpustackd.ports import Store
+from gpustackd.store.memory import MemoryStore
+from gpustackd.store.memory_tables import Gpu, Instance, Model, Worker
+
+
+async def copied(source: Store) -> MemoryStore:
+    """Fleet, ledger and ready files of `source`, with the same ids; waiting instances are left out.
+
+    Of a placed instance only what the ledger says is known: it is RUNNING under a name made of its id.
+    Raises DatabaseUnavailable.
+    """
+    store = MemoryStore()
+    changes = await source.fleet_changes(None)
+    for worker in changes.workers:
+        store.workers[worker.id] = _worker(worker)
+    for gpu in changes.gpus:
+        if gpu.worker_id in store.workers:
+            store.gpu_devices[gpu.id] = _gpu(gpu, store.workers[gpu.worker_id])
+    rows: list[Worker | Gpu] = [*store.workers.values(), *store.gpu_devices.values()]
+    for store.last_change, row in enumerate(rows, 1):
+        row.changed = store.last_change
+    for booking in await source.bookings(None):
+        store.ledger.setdefault(booking.instance_id, []).append(booking)
+    for instance_id, held in store.ledger.items():
+        main = next((b for b in held if b.part == "main"), held[0])
+        store.models_by_id.setdefault(main.model_id, Model(main.model_id, f"model {main.model_id}"))
+        store.model_instances[instance_id] = Instance(
+            id=instance_id,
+            name=f"instance {instance_id}",
+            model_id=main.model_id,
+            created_at=store.clock(),
+            state=State.RUNNING,
+            worker_id=main.worker_id,
+            computed_resource_claim={"vram": {}, "ram": sum(b.ram for b in held)},
+            placement_epoch=1,
+        )
+    for source_index, sizes in (await source.ready_files()).items():
+        for worker_id, size in sizes.items():
+            store.insert(
+                "model_files", worker_id=worker_id, source_index=source_index, size=size, state="READY"
+            )
+    return store
+
+
+def _worker(row: WorkerRow) -> Worker:
+    on_top = row.vram_reserved if row.unified_memory else 0
+    return Worker(
+        id=row.id,
+        name=row.name,
+        cluster_id=row.cluster_id,
+        state=row.state,
+        labels=row.labels,
+        ram_total=None if row.ram_capacity is None else row.ram_capacity + on_top,
+        vram_reserved=row.vram_reserved,
+        unified_memory=row.unified_memory,
+        cpu_arch=row.cpu_arch,
+        ip=row.ip,
+        ifname=row.ifname,
+        advertise_address=row.advertise_address,
+        ram_allocated=row.ram_allocated,
+        over_committed=row.over_committed,
+        version=row.version,
+    )
+
+
+def _gpu(row: GpuRow, host: Worker) -> Gpu:
+    same = ("id", "index", "type", "version", "vram_total", "vram_allocated", "schedulable", "over_committed",
+            "vendor", "name", "uuid", "arch_family", "compute_capability", "runtime_version", "vram_used",
+            "links", "network")  # fmt: skip
+    return Gpu(host=host, **{name: getattr(row, name) for name in same})
