@@ -117,8 +117,8 @@ def instance_type(name: str, cluster_id: int | None, detail: Any) -> InstanceTyp
     for p in _maps(physical.get("profiles")):
         if isinstance(p.get("name"), str):
             mib = p.get("memory_mib")
-            whole = isinstance(mib, int) and not isinstance(mib, bool) and 0 < mib < 2**42
-            profiles[p["name"]] = mib * MIB if whole else None
+            memory = _count(mib, 0)
+            profiles[p["name"]] = memory * MIB if 0 < memory < 2**42 else None
     return InstanceType(
         name,
         cluster_id,

@@ -18,7 +18,7 @@ _MOST = 2**62
 
 
 def quantity(raw: object) -> int | None:
-    """Bytes, fractions of a byte cut off; None for what is no amount, is negative, or is beyond any memory."""
+    """Bytes, fractions of a byte cut off; None for what is no amount, or is beyond any memory."""
     if isinstance(raw, bool) or not isinstance(raw, (str, int)):
         return None
     found = _FORM.match(str(raw).strip())

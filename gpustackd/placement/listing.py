@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.placement.engine_steps import EngineStep
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.hand_picked import HandPicked
 from gpustackd.placement.over_workers import OverWorkers
@@ -34,6 +35,9 @@ def choices(search: Search) -> list[Choice]:
 
 
 def _seats(search: Search, step: object, rows: Ints) -> Iterator[tuple[Seat, ...]]:
+    if isinstance(step, EngineStep):
+        yield from step.listing(rows)
+        return
     if isinstance(step, OverWorkers) and not search.rules.compat:
         best = step.choose(0)
         if best is not None:

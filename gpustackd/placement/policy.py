@@ -9,6 +9,7 @@ from typing import Any
 
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
+from gpustackd.domain.pools import NO_POOLS, Pools
 
 Files = Mapping[str, Mapping[int, int]]
 
@@ -29,10 +30,12 @@ class Policy:
     """Opt-in preferences (`notes.PREFERENCES`)."""
     ready_files: Files = field(default_factory=lambda: MappingProxyType({}))
     """source_index, or `path:<resolved path>` -> {worker id: size}."""
+    pools: Pools = NO_POOLS
+    """Instance types and what clusters report of their cards, for `gpu_type_selector`."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What kept results depend on; the files are looked at anew in every decision."""
+        """What kept results depend on; files and pools are looked at anew in every decision."""
         return (self.strategy, self.placement_max, self.locality_max, self.commit_check, self.compat,
                 self.prefer)  # fmt: skip
 

@@ -10,6 +10,7 @@ import numpy as np
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import Cure, NoFit, PoolStep, Reason
 from gpustackd.errors import BadRow
+from gpustackd.placement.engine_steps import EngineStep
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.hand_picked import HandPicked
@@ -35,7 +36,15 @@ def refuse(search: Search) -> NoFit:
             if any(r.code in MEMORY for r in reasons):
                 reasons.insert(0, needs(search.demand, search.rules))
             return answer(reasons, cures | Cure.CAPACITY | Cure.WORKER | Cure.MODEL, search.pool)
-    if len(rows):
+    own = [step for step in search.ladder if isinstance(step, EngineStep)]
+    if own:
+        if len(rows):
+            reasons.append(needs(search.demand, search.rules))
+        for step in own:
+            lacking, cure = step.lacking(rows)
+            reasons.extend(lacking)
+            cures |= cure
+    elif len(rows):
         reasons.extend(shortfall(search, rows))
         cures |= Cure.CAPACITY
     return answer(reasons, cures | Cure.WORKER | Cure.MODEL, search.pool)

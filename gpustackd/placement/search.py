@@ -13,6 +13,7 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import Bools, Fleet, Ints
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import PoolStep
+from gpustackd.placement.engine_steps import engine_steps
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.fit.cards import Cards, cards
@@ -73,6 +74,8 @@ class Search:
     def _ladder(self) -> tuple[Step, ...]:
         if self.demand.spec.gpu_ids:
             return (HandPicked(self),)
+        if own := engine_steps(self):
+            return own
         tiers: list[Step] = []
         if self.rules.gpu_count <= 1:
             tiers.append(OneGpu(self))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from gpustackd.domain.backend_parameters import COLUMN, BackendParameters
 from gpustackd.domain.demand import Demand, Engine
@@ -13,6 +14,9 @@ from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.divisible import Divisors
 from gpustackd.placement.fit.topology import Sizes
+
+if TYPE_CHECKING:
+    from gpustackd.placement.fit.pool import Ask
 
 NO_DIVISORS = Divisors()
 
@@ -62,6 +66,16 @@ class Rules:
     """Sizes that the layout over workers is checked against (executor `mp`)."""
     grouped: bool = False
     """Cards of a placement have about the same free memory (SGLang)."""
+    per_worker: int = 0
+    """GPUs that each of several workers gives, where the parallel sizes fix it (MindIE)."""
+    kinds: frozenset[str] = frozenset()
+    """GPU types that an engine's own steps look at (MindIE)."""
+    pool: Ask | None = None
+    """What is asked of a pool of cards."""
+    addresses: bool = False
+    """Whether the GPUs' network addresses belong to the placement (MindIE)."""
+    unchanged: bool = False
+    """Commit only where the rows are as the decision saw them (whole cards)."""
     mode: str | None = None
     replicas: int = 1
     compat: bool = False

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from gpustackd.domain.fleet import Fleet
 from gpustackd.domain.outcome import Check, Part, Placement, Reason
+from gpustackd.placement.fit.npus import addresses
 from gpustackd.placement.fit.rules import Rules
 
 
@@ -43,11 +44,12 @@ def part(fleet: Fleet, rules: Rules, seat: Seat) -> Part:
     w = seat.w
     booked = sum(seat.claims)
     places = [(w, s) for s in seat.slots]
+    gpu_ids = tuple(int(fleet.gpu_id[p]) for p in places)
     return Part(
         worker_id=row.id,
         worker_name=row.name,
         gpu_type=fleet.types[int(fleet.gpu_type[places[0]])] if places else None,
-        gpu_ids=tuple(int(fleet.gpu_id[p]) for p in places),
+        gpu_ids=gpu_ids,
         gpu_indexes=tuple(int(fleet.gpu_index[p]) for p in places),
         gpu_versions=tuple(int(fleet.gpu_version[p]) for p in places),
         vram=seat.claims,
@@ -55,6 +57,10 @@ def part(fleet: Fleet, rules: Rules, seat: Seat) -> Part:
         worker_version=int(fleet.worker_version[w]),
         unified=bool(fleet.unified[w]),
         total_gpus=seat.of,
+        gpu_addresses=addresses(fleet, gpu_ids) if rules.addresses else (),
+        worker_ip=row.ip,
+        worker_advertise_address=row.advertise_address,
+        worker_ifname=row.ifname,
     )
 
 
@@ -64,7 +70,7 @@ def placement(fleet: Fleet, rules: Rules, choice: Choice, check: Check) -> Place
     share = rules.u(parts[0].gpu_type or "")
     return Placement(
         parts=parts,
-        check=Check.UNCHANGED if choice.over_commit else check,
+        check=Check.UNCHANGED if choice.over_commit or rules.unchanged else check,
         vram_utilization=share if share > 0 and parts[0].gpu_ids else None,
         over_commit=choice.over_commit,
         mode=rules.mode if len(parts) > 1 else None,

@@ -1,0 +1,59 @@
+"""Rules of MindIE on Ascend NPUs: a fixed fraction of every NPU, counted in whole bytes (Ascend spec)."""
+
+from __future__ import annotations
+
+from gpustackd.domain.backend_parameters import parse
+from gpustackd.domain.demand import Demand, Engine
+from gpustackd.placement.fit.mindie_flags import FRACTION, Serving, as_the_peer_reads, serving
+from gpustackd.placement.fit.mindie_world import Ranks, check_model, ranks
+from gpustackd.placement.fit.rules import Rules, Taking, divisors, gpu_count
+
+NPU = "cann"
+LONGEST_BY_DEFAULT = 8192
+
+
+def rules(demand: Demand, compat: bool) -> Rules:
+    """Raises BadRow where a parameter cannot be used, or the model cannot be split as asked."""
+    spec, need = demand.spec, demand.need
+    asked = serving_of(demand, compat)
+    r = ranks(asked.sizes, compat=compat)
+    count, fixed = gpu_count(spec, r.found)
+    check_model(r, demand.facts.hyper, compat=compat)
+    return Rules(
+        engine=Engine.MINDIE,
+        vram=need.vram or 0,
+        taking=Taking.SHARE,
+        share=asked.fraction,
+        share_flag=FRACTION,
+        kinds=frozenset({NPU}),
+        addresses=True,
+        ram=need.ram,
+        ram_static=need.ram_static,
+        ram_ratio=need.ram_ratio,
+        gpu_count=count,
+        fixed_world=fixed,
+        per_worker=max(r.local, 0),
+        fewest=False,
+        divisors=divisors(demand, vision=False),
+        distributed=spec.distributed_inference_across_workers is not False,
+        mode="initialize_later",
+        replicas=1 if spec.replicas is None else spec.replicas,
+        compat=compat,
+    )
+
+
+def serving_of(demand: Demand, compat: bool) -> Serving:
+    """The serving parameters of a model. Raises BadRow."""
+    spec, hyper = demand.spec, demand.facts.hyper
+    given = as_the_peer_reads(spec.backend_parameters) if compat else spec.backend_parameters
+    length = min(hyper.max_sequence_length, LONGEST_BY_DEFAULT) if hyper else 0
+    return serving(parse(given), spec.env, length)
+
+
+def world_of(demand: Demand, compat: bool) -> Ranks:
+    """Parallel sizes of a MindIE model, for selectors that only count cards. Raises BadRow."""
+    spec = demand.spec
+    given = as_the_peer_reads(spec.backend_parameters) if compat else spec.backend_parameters
+    hyper = demand.facts.hyper
+    length = min(hyper.max_sequence_length, LONGEST_BY_DEFAULT) if hyper else LONGEST_BY_DEFAULT
+    return ranks(serving(parse(given), spec.env, length).sizes, compat=compat)

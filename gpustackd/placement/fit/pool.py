@@ -1,0 +1,200 @@
+"""What `gpu_type_selector` asks of a pool: slices of cards, a hardware partition, or whole cards
+(vGPU spec section B.1 to B.3, whole-card spec)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gpustackd.domain.backend_parameters import parse
+from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
+from gpustackd.errors import BadRow
+from gpustackd.placement.fit import mindie, vllm
+from gpustackd.placement.fit.rules import Rules, Taking, World, divisors, world
+
+COLUMN = "gpu_type_selector"
+PROFILE = "accelerator_partitioned_profile"
+MEMORY = "accelerator_sliced_memory_percentage"
+CORES = "accelerator_sliced_cores_percentage"
+DISTRIBUTING = {"vLLM": Engine.VLLM, "SGLang": Engine.SGLANG, "MindIE": Engine.MINDIE}
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Of which pool, and how much of a card."""
+
+    type: str
+    profile: str = ""
+    memory: float = 0
+    """Percentage of a card's memory; 0 = all of it."""
+    cores: float = 0
+    cards: int = 1
+    """Cards, or parts of cards, of one worker."""
+    world: int = 0
+    """Parts that the engine's own flags ask for; 0 = they do not say."""
+    backend: Engine = Engine.CUSTOM
+
+    @property
+    def whole(self) -> bool:
+        return not self.profile and not self.memory
+
+    def size(self, pool: InstanceType) -> int:
+        """Bytes of one part; 0 where the pool does not say."""
+        if self.profile:
+            return pool.profiles.get(self.profile) or 0
+        card = pool.memory or 0
+        return int(card * self.memory / 100) if self.memory else card
+
+    def allowed(self, group: DeviceGroup) -> bool:
+        """Whether a node's cards can be shared in this way."""
+        if self.profile:
+            return group.physical_count > 0 and self.profile in group.profiles
+        return self.whole or group.logical_count > 0
+
+    def free(self, card: Accelerator, pool: InstanceType) -> bool:
+        """Whether enough of the card remains by the cluster's own count."""
+        if self.whole:
+            return card.remaining >= card.full
+        share = self.memory / 100
+        if self.profile:
+            share = self.size(pool) / pool.memory if pool.memory else 0.0
+        return card.remaining > 0 and card.remaining >= share * card.full
+
+
+def rules(demand: Demand, compat: bool) -> Rules:
+    """Raises BadRow where the selector cannot be used."""
+    spec, need = demand.spec, demand.need
+    ask = ask_of(demand, compat)
+    return Rules(
+        engine=demand.engine,
+        vram=need.vram or 0,
+        taking=Taking.EACH,
+        ram=need.ram,
+        ram_static=need.ram_static,
+        ram_ratio=need.ram_ratio,
+        gpu_count=ask.cards if ask.whole and ask.cards > 1 else 0,
+        pool=ask,
+        unchanged=ask.whole,
+        divisors=divisors(demand, vision=ask.backend in (Engine.VLLM, Engine.SGLANG)),
+        distributed=spec.distributed_inference_across_workers is not False,
+        mode="initialize_later" if ask.backend is not Engine.CUSTOM else None,
+        replicas=1 if spec.replicas is None else spec.replicas,
+        compat=compat,
+    )
+
+
+def ask_of(demand: Demand, compat: bool = False) -> Ask:
+    """The selector as a checked value. Raises BadRow naming the field."""
+    spec = demand.spec
+    raw = spec.gpu_type_selector or {}
+    name = raw.get("type")
+    if not isinstance(name, str) or not name.strip():
+        raise BadRow(f"{COLUMN}.type", "must name an instance type")
+    if spec.gpu_ids:
+        raise BadRow(COLUMN, "a pool and hand-picked GPUs exclude each other", "remove one of the selectors")
+    if spec.cluster_id is None and not compat:
+        raise BadRow(
+            COLUMN, f"instance type {name[:60]!r} means nothing without a cluster", "set the model's cluster"
+        )
+    profile = raw.get(PROFILE) or ""
+    if not isinstance(profile, str):
+        raise BadRow(f"{COLUMN}.{PROFILE}", "must be the name of a partition")
+    memory, cores = percentages(raw, bool(profile))
+    whole = not profile and not memory
+    per = spec.gpu_selector.gpus_per_replica if spec.gpu_selector else None
+    if per and per > 1 and not whole:
+        raise BadRow("gpu_selector.gpus_per_replica", f"is {per}: a part of a card is one GPU per replica")
+    found = world_of(demand, compat)
+    size = found.size if found else 0
+    return Ask(
+        name, profile, memory, cores, max(size, 1) if whole else 1, size,
+        DISTRIBUTING.get(spec.effective_backend, Engine.CUSTOM),
+    )  # fmt: skip
+
+
+def percentages(raw: Mapping[str, Any], partitioned: bool) -> tuple[float, float]:
+    """Shares of memory and of compute; (0, 0) = a whole card or a partition. Raises BadRow."""
+    memory, cores = _percentage(raw, MEMORY), _percentage(raw, CORES)
+    if partitioned:
+        if memory or cores:
+            raise BadRow(f"{COLUMN}.{PROFILE}", "a partition and percentages exclude each other")
+        return 0, 0
+    if not memory:
+        if cores:
+            raise BadRow(f"{COLUMN}.{CORES}", f"is {cores:g}, but {MEMORY} is not set", "set both, or none")
+        return 0, 0
+    if cores == 0:
+        raise BadRow(
+            f"{COLUMN}.{CORES}", f"is 0 where {MEMORY} is {memory:g}", "leave it out, or set 1 to 100"
+        )
+    return memory, 100 if cores is None else cores
+
+
+def _percentage(raw: Mapping[str, Any], name: str) -> float | None:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+        raise BadRow(f"{COLUMN}.{name}", f"is {str(value)[:40]!r}, it must be a number from 0 to 100")
+    return value
+
+
+# -- world size ----------------------------------------------------------------------------------------
+
+
+def world_of(demand: Demand, compat: bool) -> World | None:
+    """Parallel sizes that the engine's flags give. Raises BadRow where they cannot be read (the peer
+    then counts one card)."""
+    try:
+        return _world(demand, compat)
+    except BadRow:
+        if compat:
+            return None
+        raise
+
+
+def _world(demand: Demand, compat: bool) -> World | None:
+    spec = demand.spec
+    backend = spec.effective_backend
+    if backend == "vLLM":
+        return vllm.world_size(parse(spec.backend_parameters, first_wins=compat))
+    if backend == "SGLang":
+        return _sglang(spec, compat)
+    if backend == "MindIE":
+        return mindie.world_of(demand, compat).found
+    return None
+
+
+def _sglang(spec: ModelSpec, compat: bool) -> World | None:
+    """Sizes of SGLang (selectors spec section 10.1); data parallelism within attention takes no cards."""
+    flags = parse(spec.backend_parameters, first_wins=compat)
+    sizes = [("tp", ("tp-size", "tensor-parallel-size", "tp")), ("pp", ("pp-size", "pipeline-parallel-size"))]
+    if not flags.flag("enable-dp-attention"):
+        sizes.append(("dp", ("dp-size", "data-parallel-size", "dp")))
+    return world(flags, sizes)
+
+
+# -- which device belongs to the pool ------------------------------------------------------------------
+
+
+def belongs(manufacturer: str | None, product: str | None, pool: InstanceType) -> bool:
+    """Whether a device of this vendor and name is a card of the pool: equal names, or the device's ends with
+    the pool's (`NVIDIA L40S-48G` and `L40S 48G`), whatever parts the words."""
+    wanted = plain(pool.product)
+    if not pool.manufacturer or not wanted or not manufacturer:
+        return False
+    if manufacturer.strip().lower() != pool.manufacturer.lower():
+        return False
+    name = plain(product or "")
+    return name == wanted or name.endswith(" " + wanted)
+
+
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """Lower case, every run of other characters one space."""
+    return re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()

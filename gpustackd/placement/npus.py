@@ -1,0 +1,259 @@
+"""The steps for MindIE: NPUs of one worker, then as many NPUs from each of several workers (Ascend spec).
+
+A worker's NPUs are taken freest first, and every worker offers one candidate. Over several workers each
+gives the same number L of NPUs; of all L that serve, the one that needs the fewest workers is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.placement import npus_lacking
+from gpustackd.placement.fit.cards import Cards, cards, ram_holds
+from gpustackd.placement.fit.limit import mask
+from gpustackd.placement.fit.npus import Npus, levels, linked, npus, sizes, slots_of
+from gpustackd.placement.fit.seat import Choice, Seat
+from gpustackd.placement.tie import block
+from gpustackd.placement.tiers import EPSILON, Floats, OneWorkerTier, Tier
+
+if TYPE_CHECKING:
+    from gpustackd.placement.search import Search
+
+NONE = -1
+
+
+class NpusOfOneWorker(OneWorkerTier):
+    """As few NPUs of one worker as hold the model, or as many as the parallel sizes ask for."""
+
+    step = "one_worker"
+
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self.reach = np.zeros(size, np.int64)
+        """What all NPUs of a worker that have their fraction free offer together."""
+
+    def hopeless(self) -> bool:
+        return self.rules.vram > self.fleet.largest[1]
+
+    def look(self, rows: Ints) -> None:
+        found, offer = self.offer(rows)
+        count, booked = self.fewest(found, offer)
+        self.count[rows] = count
+        self.booked[rows] = booked
+        if not count.any():
+            return
+        claim = np.where(offer.eligible, offer.claim, 0)
+        values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))
+        self.value[rows] = self.scorer.together(values, offer.taken(count))
+
+    def offer(self, rows: Ints) -> tuple[Cards, Npus]:
+        found = cards(self.fleet, rows, self.rules)
+        return found, npus(found, self.rules, self.fleet)
+
+    def fewest(self, found: Cards, offer: Npus) -> tuple[NDArray[np.int64], Ints]:
+        """(R,) how many NPUs hold the model, 0 = none do, and what they book together."""
+        rules = self.rules
+        count = np.zeros(len(found.w), np.int64)
+        booked = np.zeros(len(found.w), np.int64)
+        for n in sizes(rules, self.fleet.slots):
+            held = (count == 0) & offer.holding(n, rules.vram)
+            if not rules.compat:
+                held &= ram_holds(found, rules, offer.sums[:, n - 1], found.ram, found.unified)
+            count[held] = n
+            booked[held] = offer.sums[held, n - 1]
+        return count, booked
+
+    def seat(self, w: int, turn: int) -> Seat:
+        found, offer = self.offer(np.array([w]))
+        return seat(w, 0, int(self.count[w]), found, offer, turn, compat=self.rules.compat)
+
+    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
+        """The seat of each worker that has one, the worker with the freest NPU first."""
+        rows = available(self.search, rows)
+        found, offer = self.offer(rows)
+        count, _ = self.fewest(found, offer)
+        for r in np.flatnonzero(count).tolist():
+            yield (seat(int(rows[r]), r, int(count[r]), found, offer, 0, compat=self.rules.compat),)
+
+    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
+        return npus_lacking.one_worker(self, rows), Cure.CAPACITY | Cure.WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """So many of these workers (positions) hold the model with `each` NPUs."""
+
+    level: int
+    each: int
+    hosts: int
+    booked: int
+    members: Ints
+
+
+class NpusOverWorkers(Tier):
+    """As many NPUs of each of several workers; all of them linked into the network of NPUs."""
+
+    step = "many_workers"
+
+    def allocate(self, size: int) -> None:
+        self.levels = levels(self.rules, self.fleet.slots)
+        self.booked = np.full((len(self.levels), size), NONE, np.int64)
+        """What a worker books when it gives so many NPUs; -1 = it cannot."""
+        self.value: Floats = np.zeros((len(self.levels), size))
+
+    def compute(self, rows: Ints, passing: Ints) -> None:
+        self.booked[:, rows] = NONE
+        if not len(passing) or not self.levels:
+            return
+        found, offer = self.offer(passing)
+        may: Bools = np.ones(len(passing), np.bool_)
+        if not self.rules.compat:
+            may = mask(self.fleet, passing, self.rules.engine)
+        claim = np.where(offer.eligible, offer.claim, 0)
+        for n, each in enumerate(self.levels):
+            sums = offer.sums[:, each - 1]
+            ok = may & (offer.have >= each)
+            if not self.rules.compat:
+                ok &= ram_holds(found, self.rules, sums, found.ram, found.unified)
+            if not ok.any():
+                continue
+            self.booked[n, passing[ok]] = sums[ok]
+            values = self.scorer.cards(self.search.seats(found, claim, sums[:, None]))
+            taken = offer.taken(np.where(ok, each, 0))
+            self.value[n, passing[ok]] = self.scorer.together(values, taken)[ok]
+
+    def offer(self, rows: Ints) -> tuple[Cards, Npus]:
+        found = cards(self.fleet, rows, self.rules)
+        every = npus(found, self.rules, self.fleet)
+        return found, npus(found, self.rules, self.fleet, linked(self.fleet, rows, every.eligible))
+
+    # -- choosing ----------------------------------------------------------------------------------------
+
+    def choose(self, turn: int) -> Choice | None:
+        self.refresh()
+        options = [o for o in map(self.option, range(len(self.levels))) if o is not None]
+        if not options:
+            return None
+        best = min(options, key=lambda o: (o.hosts, o.booked))
+        scores, _ = self.search.rank(best.members, self.value[best.level][best.members])
+        top = np.flatnonzero(scores >= scores.max() - EPSILON)
+        if len(top) >= best.hosts:
+            chosen = block(top.tolist(), best.hosts, turn)
+        else:
+            chosen = np.argsort(-scores, kind="stable")[: best.hosts].tolist()
+        seats = self.seats(best.members[chosen], best.each, turn)
+        return self.search.pick([Choice(seats, self.step)], turn)
+
+    def option(self, level: int) -> Option | None:
+        """The fewest workers that hold the model with this many NPUs each, and who may be among them."""
+        rules, each = self.rules, self.levels[level]
+        members = np.flatnonzero(self.booked[level] > 0)
+        booked = self.booked[level][members]
+        order = np.argsort(-booked, kind="stable")
+        sums = np.cumsum(booked[order])
+        hosts = self._hosts(each, sums)
+        if hosts is None:
+            return None
+        holding = members[booked * hosts >= max(rules.vram, 1)]
+        if len(holding) < hosts:
+            holding = members[order[:hosts]]
+        return Option(level, each, hosts, int(sums[hosts - 1]), holding)
+
+    def _hosts(self, each: int, sums: Ints) -> int | None:
+        """How many workers, of which the n best offer `sums[n - 1]` together."""
+        rules = self.rules
+        if rules.gpu_count:
+            hosts, rest = divmod(rules.gpu_count, each)
+            serves = not rest and 2 <= hosts <= len(sums) and sums[hosts - 1] >= rules.vram
+            return hosts if serves else None
+        fewest = max(2, int(np.searchsorted(sums, rules.vram)) + 1)
+        known = rules.divisors.num_attention_heads or rules.divisors.vocab_size
+        most = min(len(sums), known // each) if known else len(sums)
+        return next((h for h in range(fewest, most + 1) if rules.divisors.allows(h * each)), None)
+
+    def seats(self, positions: Ints, each: int, turn: int) -> tuple[Seat, ...]:
+        """So many NPUs of each of these workers, main worker first."""
+        found, offer = self.offer(positions)
+        there = np.count_nonzero(self.fleet.gpu_id[positions] != 0, axis=1)
+        return tuple(
+            seat(w, r, each, found, offer, turn, of=int(there[r]) if r else None, compat=self.rules.compat)
+            for r, w in enumerate(positions.tolist())
+        )
+
+    # -- the peer's walk ---------------------------------------------------------------------------------
+
+    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
+        """Every combination that the peer finds: by size of worker, then by NPUs each."""
+        if not self.rules.compat:
+            best = self.choose(0)
+            if best is not None:
+                yield best.seats
+            return
+        rows = available(self.search, rows)
+        _, offer = self.offer(rows)
+        there = np.count_nonzero(offer.mine, axis=1)
+        bucket: list[int] = []
+        for size in sorted(set(there[there > 0].tolist()), reverse=True):
+            bucket = np.flatnonzero(there == size).tolist() + bucket
+            if len(bucket) < 2 or self.rules.gpu_count > size * len(bucket) or self.rules.per_worker > size:
+                continue
+            for each in levels(self.rules, size):
+                walk = self._walk(bucket, each, offer)
+                if walk:
+                    yield self.seats(rows[walk], each, 0)
+
+    def _walk(self, bucket: list[int], each: int, offer: Npus) -> list[int]:
+        """Workers of a bucket in order, each with its NPUs, until there are enough; empty where there never
+        are. Without a world size the peer takes all of them."""
+        rules = self.rules
+        taken: list[int] = []
+        for r in bucket:
+            if rules.gpu_count and len(taken) * each >= rules.gpu_count:
+                break
+            if offer.have[r] >= each:
+                taken.append(r)
+        count = len(taken) * each
+        short = sum(int(offer.sums[r, each - 1]) for r in taken) < rules.vram
+        unequal = count < rules.gpu_count if rules.gpu_count else not rules.divisors.allows(count)
+        return [] if len(taken) < 2 or short or unequal else taken
+
+    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
+        return npus_lacking.many_workers(self, rows), Cure.CAPACITY | Cure.WORKER
+
+
+def seat(
+    w: int, r: int, n: int, found: Cards, offer: Npus, turn: int, *, of: int | None = None, compat: bool
+) -> Seat:
+    """n NPUs of the worker in row r."""
+    slots = slots_of(offer, r, n, found.free[r].tolist(), turn, compat=compat)
+    return Seat(w, tuple(slots), tuple(int(offer.claim[r, s]) for s in slots), of)
+
+
+def available(search: Search, rows: Ints) -> Ints:
+    """Workers that the peer looks at, the one with the freest NPU first: enough RAM, and the fraction free
+    on that NPU (section 7)."""
+    rules = search.rules
+    found = cards(search.fleet, rows, rules)
+    offer = npus(found, rules, search.fleet)
+    free = np.where(offer.mine & found.usable, found.free, NONE)
+    best = free.argmax(axis=1)
+    at = np.arange(len(rows))
+    ok = (free[at, best] >= 0) & (offer.claim[at, best] <= free[at, best]) & (found.ram >= rules.ram)
+    order = np.argsort(-free[at, best], kind="stable")
+    chosen: Ints = rows[order[ok[order]]]
+    return chosen
+
+
+def ladder(search: Search) -> tuple[NpusOfOneWorker | NpusOverWorkers, ...]:
+    """The steps for one demand."""
+    one = NpusOfOneWorker(search)
+    if search.rules.distributed and search.rules.gpu_count != 1:
+        return one, NpusOverWorkers(search)
+    return (one,)

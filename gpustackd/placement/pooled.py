@@ -1,0 +1,298 @@
+"""The step for pools of cards: slices, partitions or whole cards that `gpu_type_selector` asks for.
+
+The peer leaves the choice of the card to the node; here a matching card is picked, by the ledger and by
+what the cluster reports of its nodes, and booked. A whole card must be untouched, and all of it is booked,
+so that nothing else comes to sit on it. A worker gives one part of a card, or all the whole cards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpustackd.domain.fleet import UNKNOWN, Bools, Ints
+from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.domain.pools import DeviceGroup, InstanceType, Pools
+from gpustackd.errors import BadRow
+from gpustackd.placement import pooled_lacking
+from gpustackd.placement.fit.cards import Cards, cards, ram_holds
+from gpustackd.placement.fit.limit import mask
+from gpustackd.placement.fit.pool import Ask, belongs
+from gpustackd.placement.fit.seat import Choice, Seat
+from gpustackd.placement.tie import block
+from gpustackd.placement.tiers import EPSILON, OneWorkerTier
+
+if TYPE_CHECKING:
+    from gpustackd.placement.search import Search
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The pool as it is known now; `problem` where nothing can be taken from it."""
+
+    type: InstanceType | None
+    size: int = 0
+    """Bytes of one part."""
+    problem: Reason | None = None
+
+
+class PooledCards(OneWorkerTier):
+    """One part of a card of a worker, or whole cards of it; over several workers one part of each."""
+
+    step = "pool"
+
+    def __init__(self, search: Search) -> None:
+        super().__init__(search)
+        ask = search.rules.pool
+        if ask is None:
+            raise BadRow("gpu_type_selector", "is not set")
+        self.ask: Ask = ask
+        self.pools: Pools | None = None
+        self.pool = Pool(None)
+        self._known: dict[tuple[str | None, str | None], bool] = {}
+
+    # -- keeping up --------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Pools change seldom; everything is looked at anew when they do."""
+        pools = self.search.policy.pools
+        if pools is not self.pools:
+            self.pools = pools
+            self.pool = self._look_up(pools)
+            self._known.clear()
+            self.tick = -1
+        super().refresh()
+
+    def hopeless(self) -> bool:
+        return False
+
+    def _look_up(self, pools: Pools) -> Pool:
+        found = pools.named(self.ask.type, self.search.demand.spec.cluster_id)
+        size = self.ask.size(found) if found else 0
+        problem = pooled_lacking.problem(self.ask, found, size, pools, self.search.demand.spec)
+        return Pool(found, size, problem)
+
+    # -- what a worker offers ----------------------------------------------------------------------------
+
+    def look(self, rows: Ints) -> None:
+        if self.pool.problem is not None or self.parts is None:
+            return
+        found = cards(self.fleet, rows, self.rules)
+        open_ = self.eligible(found, rows)
+        claim = self.claim(rows)
+        for code in np.unique(found.type[open_]).tolist():
+            mine = open_ & (found.type == code)
+            booked, taken = self._take(claim, mine)
+            ok = (booked > 0) & (self.count[rows] == 0)
+            ok &= booked >= (self.rules.vram if self.ask.whole else 1)
+            ok &= ram_holds(found, self.rules, booked, found.ram, found.unified)
+            if self.parts > 1:
+                ok &= mask(self.fleet, rows, self.ask.backend)
+            if not ok.any():
+                continue
+            values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))
+            if self.ask.whole:
+                value = self.scorer.together(values, taken)
+            else:
+                value = np.where(mine, values, -np.inf).max(axis=1)
+            self.count[rows[ok]] = self.ask.cards
+            self.booked[rows[ok]] = booked[ok]
+            self.value[rows[ok]] = value[ok]
+
+    def claim(self, rows: Ints) -> Ints:
+        """(R, S) what is booked on a card: a part, or all of the card that can be booked."""
+        if self.ask.whole:
+            return np.maximum(self.fleet.vram_capacity[rows], 0)
+        return np.full((len(rows), self.fleet.slots), self.pool.size, np.int64)
+
+    def _take(self, claim: Ints, mine: Bools) -> tuple[Ints, Bools]:
+        """What a worker books together, 0 where it has too few cards, and the cards: the largest ones."""
+        own = np.where(mine, claim, -1)
+        order = np.argsort(-own, axis=1, kind="stable")[:, : self.ask.cards]
+        enough = np.count_nonzero(mine, axis=1) >= self.ask.cards
+        taken = np.zeros(mine.shape, np.bool_)
+        np.put_along_axis(taken, order, enough[:, None], axis=1)
+        return np.where(taken, own, 0).sum(axis=1), taken
+
+    def matching(self, rows: Ints) -> Bools:
+        """(R, S) cards of the pool, usable or not."""
+        pool = self.pool.type
+        ids = self.fleet.gpu_id[rows]
+        found = np.zeros(ids.shape, np.bool_)
+        if pool is None:
+            return found
+        for r, s in np.argwhere(ids != 0).tolist():
+            row = self.fleet.gpu_rows.get(int(ids[r, s]))
+            if row is None:
+                continue
+            kind = (row.vendor, row.name)
+            known = self._known.get(kind)
+            if known is None:
+                known = self._known[kind] = belongs(*kind, pool)
+            found[r, s] = known
+        return found
+
+    def eligible(self, found: Cards, rows: Ints) -> Bools:
+        """(R, S) cards of the pool that have room, by the ledger and by the cluster's inventory."""
+        open_ = self.matching(rows) & found.usable
+        if self.ask.whole:
+            capacity = self.fleet.vram_capacity[rows]
+            open_ &= (self.fleet.gpu_occupants[rows] == 0) & (found.free >= capacity) & (capacity != UNKNOWN)
+        else:
+            open_ &= found.free >= self.pool.size
+        return open_ & self.reported(rows)
+
+    # -- what the cluster says of its nodes --------------------------------------------------------------
+
+    def groups(self, w: int) -> tuple[DeviceGroup, ...] | None:
+        """Cards of the pool on a node as the cluster reports them; None where it reports nothing at all."""
+        pool = self.pool.type
+        nodes = self.pools.nodes(self.search.demand.spec.cluster_id) if self.pools else None
+        if nodes is None or pool is None:
+            return None
+        here = nodes.get(self.fleet.row(w).name, ())
+        return tuple(g for g in here if belongs(g.manufacturer, g.product, pool))
+
+    def reported(self, rows: Ints) -> Bools:
+        """(R, S) cards that the cluster does not speak against."""
+        said = np.ones((len(rows), self.fleet.slots), np.bool_)
+        pool = self.pool.type
+        for r, w in enumerate(rows.tolist()):
+            groups = self.groups(w)
+            if groups is None or pool is None:
+                continue
+            fit = [a for g in groups if self.ask.allowed(g) for a in g.accelerators if self.ask.free(a, pool)]
+            if len(fit) < self.ask.cards:
+                said[r] = False
+                continue
+            listed = {a.index for g in groups for a in g.accelerators}
+            indexes = self.fleet.gpu_index[w]
+            if any(int(i) in listed for i in indexes[self.fleet.gpu_id[w] != 0]):
+                said[r] = np.isin(indexes, [a.index for a in fit if a.index is not None])
+        return said
+
+    def capable(self, w: int) -> bool:
+        """Whether the node serves by the peer's rule, which asks for slicing by software in any case but
+        for partitions, and for anything left at all."""
+        groups = self.groups(w)
+        if groups is None:
+            return True
+        allowed = [g for g in groups if (self.ask.allowed(g) if self.ask.profile else g.logical_count > 0)]
+        return any(a.remaining > 0 for g in allowed for a in g.accelerators)
+
+    # -- how many workers --------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> int | None:
+        """Workers that a placement takes, one part of a card of each; None where no number can do."""
+        ask, rules, size = self.ask, self.rules, self.pool.size
+        if ask.whole or size <= 0:
+            return 1
+        fewest = max(1, -(-rules.vram // size))
+        if rules.compat:
+            return fewest
+        if ask.world:
+            return ask.world if ask.world >= fewest else None
+        if fewest == 1:
+            return 1
+        known = rules.divisors.num_attention_heads or rules.divisors.vocab_size
+        most = known or fewest
+        return next((n for n in range(fewest, most + 1) if rules.divisors.allows(n)), None)
+
+    # -- choosing ----------------------------------------------------------------------------------------
+
+    def choose(self, turn: int) -> Choice | None:
+        self.refresh()
+        parts = self.parts
+        if parts is None or self.pool.problem is not None:
+            return None
+        if parts == 1:
+            return super().choose(turn)
+        members = self.offering
+        if not self.rules.distributed or len(members) < parts:
+            return None
+        scores, _ = self.search.rank(members, self.value[members])
+        top = np.flatnonzero(scores >= scores.max() - EPSILON)
+        if len(top) >= parts:
+            chosen = block(top.tolist(), parts, turn)
+        else:
+            chosen = np.argsort(-scores, kind="stable")[:parts].tolist()
+        seats = tuple(
+            self.seat(w, turn, self.all_of(w) if n else None) for n, w in enumerate(members[chosen].tolist())
+        )
+        return self.search.pick([Choice(seats, self.step)], turn)
+
+    def all_of(self, w: int) -> int:
+        """GPUs of a worker, of whatever kind."""
+        return int(np.count_nonzero(self.fleet.gpu_id[w]))
+
+    def seat(self, w: int, turn: int, of: int | None = None) -> Seat:
+        rows = np.array([w])
+        found = cards(self.fleet, rows, self.rules)
+        open_, claim = self.eligible(found, rows), self.claim(rows)
+        for code in np.unique(found.type[open_]).tolist():
+            mine = open_ & (found.type == code)
+            booked, taken = self._take(claim, mine)
+            if int(booked[0]) != int(self.booked[w]):
+                continue
+            if self.ask.whole:
+                slots = self._whole(claim[0], mine[0], taken[0], turn)
+            else:
+                values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))[0]
+                best = np.where(mine[0], values, -np.inf)
+                good = np.flatnonzero(best >= best.max() - EPSILON).tolist()
+                slots = [good[turn % len(good)]]
+            return Seat(w, tuple(slots), tuple(int(claim[0, s]) for s in slots), of)
+        raise LookupError(f"worker position {w} offers nothing of the pool any more")
+
+    def _whole(self, claim: Ints, mine: Bools, taken: Bools, turn: int) -> list[int]:
+        """The cards taken; of cards of one size whole blocks take turns."""
+        least = int(claim[taken].min())
+        same = np.flatnonzero(mine & (claim == least)).tolist()
+        others = np.flatnonzero(taken & (claim != least)).tolist()
+        return sorted(others + block(same, self.ask.cards - len(others), turn))
+
+    # -- the peer's list ---------------------------------------------------------------------------------
+
+    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
+        """Every candidate: with the peer every worker of the pool that serves, whatever is booked there."""
+        self.refresh()
+        if self.pool.problem is not None:
+            return
+        if not self.rules.compat:
+            best = self.choose(0)
+            if best is not None:
+                yield best.seats
+            return
+        matching = self.matching(rows)
+        enough = np.count_nonzero(matching, axis=1) >= self.ask.cards
+        members = [r for r in np.flatnonzero(enough).tolist() if self.capable(int(rows[r]))]
+        parts = self.parts or 1
+        if self.rules.vram <= self.pool.size * self.ask.cards:
+            parts = 1
+        elif self.ask.whole or not self.rules.distributed or parts > len(members):
+            return
+        if parts > 1:
+            members.sort(key=lambda r: self.fleet.row(int(rows[r])).name)
+        for r in members:
+            others = [o for o in members if o != r][: parts - 1]
+            yield tuple(self._placeholder(int(rows[x]), matching[x], n) for n, x in enumerate([r, *others]))
+
+    def _placeholder(self, w: int, matching: Bools, n: int) -> Seat:
+        """The first cards of the pool stand for those that the node will choose."""
+        kinds = self.fleet.gpu_type[w]
+        slots = np.flatnonzero(matching)
+        slots = slots[kinds[slots] == kinds[slots[0]]][: self.ask.cards].tolist()
+        return Seat(w, tuple(slots), (self.pool.size,) * len(slots), self.all_of(w) if n else None)
+
+    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
+        self.refresh()
+        return pooled_lacking.lacking(self, rows)
+
+
+def ladder(search: Search) -> tuple[PooledCards, ...]:
+    """The only step for a demand on a pool."""
+    return (PooledCards(search),)
