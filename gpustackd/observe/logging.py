@@ -76,7 +76,7 @@ def start_logging(
         lambda count: render(None, "", prepare(None, "warning", {**dropped, "count": count})),
     )
     settings: dict[str, Any] = {
-        "processors": [structlog.processors.format_exc_info, prepare, render],
+        "processors": [_with_traceback, prepare, render],
         "wrapper_class": structlog.make_filtering_bound_logger(threshold),
         "context_class": dict,
     }
@@ -100,6 +100,11 @@ class _Sink:
         self.exception = self.fatal = self.warn = writer.write
 
 
+def _with_traceback(log: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Nearly no line has one to format."""
+    return structlog.processors.format_exc_info(log, method, event) if "exc_info" in event else event
+
+
 class _Prepare:
     """Adds time and level, puts the fields in order, hides secret fields, cuts long values."""
 
@@ -111,7 +116,7 @@ class _Prepare:
         for name in FIELDS:
             value = event.pop(name, None)
             if value is not None:
-                line[name] = _clean(name, value)
+                line[name] = _plain(name, value)
         for name, value in event.items():
             if value is not None:
                 line[name] = _clean(name, value)
@@ -154,22 +159,25 @@ def _text(colours: bool) -> Callable[[dict[str, Any]], str]:
 
 
 def _clean(name: str, value: Any) -> Any:
-    """A value fit for JSON: plain types, values of secret names hidden, long text cut, no NaN."""
+    """As `_plain`, with the values of secret names hidden."""
+    return MASK if is_secret_name(name) else _plain(name, value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value fit for JSON: plain types, long text cut, no NaN."""
     kind = type(value)
-    if is_secret_name(name):
-        return MASK
     if kind is str:
         return value if len(value) <= _LONGEST else _cut(value)
     if kind is int or kind is bool or value is None:
         return value
     if kind is float:
         return (round(value, 3) if name == "duration_ms" else value) if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain("", v) for v in value]
     if isinstance(value, Mapping):
         return {str(k): _clean(str(k), v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_clean("", v) for v in value]
     if hasattr(value, "item") and hasattr(value, "dtype"):  # a NumPy scalar
-        return _clean(name, value.item())
+        return _plain(name, value.item())
     try:
         return _cut(str(value))
     except Exception:  # a broken __str__ must not cost the line

@@ -14,9 +14,12 @@ from gpustackd.ports import CommitCode, CommitResult, Proposal
 COMMIT_SQL = "SELECT * FROM gpustackd_commit(" + ", ".join(f"${n}" for n in range(1, 41)) + ")"
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
 def as_json(value: Any) -> str | None:
     """JSON text for a jsonb argument; SQL NULL for None."""
-    return None if value is None else json.dumps(value, separators=(",", ":"), default=str)
+    return None if value is None else _encode(value)
 
 
 def claim_json(part: Part, placement: Placement) -> dict[str, Any]:
@@ -101,31 +104,39 @@ def commit_arguments(owner: UUID, replica: str, batch: Sequence[Proposal]) -> tu
     """
     if len({p.claim.id for p in batch}) < len(batch):
         raise ValueError("a batch holds one proposal per instance")
-    heads: list[list[Any]] = [[] for _ in range(22)]
+    heads: list[tuple[Any, ...]] = []
     w_from: list[int] = []
     w_to: list[int] = []
-    workers: list[list[Any]] = [[] for _ in range(4)]
+    workers: list[tuple[Any, ...]] = []
     l_from: list[int] = []
     l_to: list[int] = []
-    ledger: list[list[Any]] = [[] for _ in range(8)]
+    ledger: list[tuple[Any, ...]] = []
+    pools: dict[int, str | None] = {}
     for proposal in batch:
-        placement = proposal.decision.placement
-        for column, value in zip(heads, _head(proposal), strict=True):
-            column.append(value)
-        w_from.append(len(workers[0]) + 1)
-        l_from.append(len(ledger[0]) + 1)
-        for n, part in enumerate(placement.parts):
+        pool = proposal.decision.pool
+        if id(pool) not in pools:  # equal demands share one
+            pools[id(pool)] = as_json([s.as_json() for s in pool])
+        heads.append(_head(proposal, pools[id(pool)]))
+        w_from.append(len(workers) + 1)
+        l_from.append(len(ledger) + 1)
+        for n, part in enumerate(proposal.decision.placement.parts):
             _ledger_rows(ledger, proposal.claim.id, part, "main" if n == 0 else "subordinate")
             if (amount := worker_booking(part)) is not None:
-                row = (part.worker_id, amount, part.unified, part.worker_version)
-                for column, value in zip(workers, row, strict=True):
-                    column.append(value)
-        w_to.append(len(workers[0]))
-        l_to.append(len(ledger[0]))
-    return (owner, replica, *heads, w_from, w_to, *workers, l_from, l_to, *ledger)
+                workers.append((part.worker_id, amount, part.unified, part.worker_version))
+        w_to.append(len(workers))
+        l_to.append(len(ledger))
+    return (
+        owner, replica, *_columns(heads, 22), w_from, w_to, *_columns(workers, 4), l_from, l_to,
+        *_columns(ledger, 8),
+    )  # fmt: skip
 
 
-def _head(proposal: Proposal) -> tuple[Any, ...]:
+def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> Sequence[Sequence[Any]]:
+    """Rows as `width` columns."""
+    return list(zip(*rows, strict=True)) if rows else [()] * width
+
+
+def _head(proposal: Proposal, pool: str | None) -> tuple[Any, ...]:
     claim, decision = proposal.claim, proposal.decision
     placement = decision.placement
     main = placement.parts[0]
@@ -149,23 +160,18 @@ def _head(proposal: Proposal) -> tuple[Any, ...]:
         as_json(distributed_json(placement)),
         warnings,
         claim.attempts,
-        as_json([s.as_json() for s in decision.pool]),
+        pool,
         as_json([dict(c) for c in decision.candidates]),
         reasons_json(placement.warnings),
         proposal.duration_ms,
     )
 
 
-def _ledger_rows(ledger: list[list[Any]], instance_id: int, part: Part, name: str) -> None:
-    rows: list[tuple[Any, ...]] = [
-        (instance_id, part.worker_id, gpu, name, vram, 0, version, part.unified)
-        for gpu, vram, version in zip(part.gpu_ids, part.vram, part.gpu_versions, strict=True)
-    ]
+def _ledger_rows(ledger: list[tuple[Any, ...]], instance_id: int, part: Part, name: str) -> None:
+    for gpu, vram, version in zip(part.gpu_ids, part.vram, part.gpu_versions, strict=True):
+        ledger.append((instance_id, part.worker_id, gpu, name, vram, 0, version, part.unified))
     if part.ram or not part.gpu_ids:
-        rows.append((instance_id, part.worker_id, None, name, 0, part.ram, 0, part.unified))
-    for row in rows:
-        for column, value in zip(ledger, row, strict=True):
-            column.append(value)
+        ledger.append((instance_id, part.worker_id, None, name, 0, part.ram, 0, part.unified))
 
 
 def results(batch: Sequence[Proposal], exceptions: Sequence[Mapping[str, Any]]) -> list[CommitResult]:
