@@ -80,11 +80,11 @@ class Intake:
             self._judge.files = self._around.files = await self._store.ready_files()
         if news.deleted:
             self._view.reload_next()
+        if news.created:  # before a scan, which would count them as found by it alone
+            self.put(await self._store.waiting(sorted(news.created)), Origin.NOTIFY)
         if news.full:
             await self._scan()
             return
-        if news.created:
-            self.put(await self._store.waiting(sorted(news.created)), Origin.NOTIFY)
         cures = news.cures | (Cure.MODEL if news.models else Cure.NONE)
         if cures or news.deleted:
             await self._view.refresh()
