@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,9 @@ from gpustackd.store.embedded.identity import Identity
 
 Line = dict[str, Any]
 
-_FOREIGN = ("GPUSTACKD_", "GPUSTACK_", "PG", "HF_", "NOTIFY_SOCKET", "WATCHDOG_")
+_FOREIGN = (
+    "GPUSTACKD_", "GPUSTACK_", "PG", "HF_", "NOTIFY_SOCKET", "WATCHDOG_", "PYTHONDONTWRITEBYTECODE"
+)  # fmt: skip
 _STRETCH = float(os.environ.get("GPUSTACKD_TEST_PATIENCE", "6"))
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -295,7 +301,16 @@ def variables(settings: dict[str, Any]) -> dict[str, str]:
 
 def clean_environment() -> dict[str, str]:
     """Ours, without what would lead a daemon elsewhere."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    return {**ours, "PYTHONPYCACHEPREFIX": _compiled()}
+
+
+@cache
+def _compiled() -> str:
+    """A folder for compiled modules: most of a start is compiling where the environment forbids to keep them."""
+    folder = tempfile.mkdtemp(prefix="gpustackd-test-pyc-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def command(*arguments: str) -> list[str]:

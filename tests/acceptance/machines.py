@@ -18,6 +18,7 @@ from gpustackd.store.audit import audit_on
 from tests.integration.world import connected
 
 GIB = 2**30
+_numbers = count(1)
 LOOK = 0.02
 """Seconds between two looks at rows that are waited for."""
 
@@ -82,7 +83,6 @@ class Site:
         self.url = url
         self.folder = folder
         self.sql = sql
-        self._names = count(1)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Site:
     ) -> int:
         """A model row; with `need` (GiB) its directory is written too. `share` is vLLM's part of each card (its
         default: 0.9), `cards` its tensor-parallel size."""
-        name = name or f"m{next(self._names)}"
+        name = name or f"m{next(_numbers)}"
         flags = [f"--gpu-memory-utilization={share:g}"] if share else []
         flags += [f"--tensor-parallel-size={cards}"] if cards else []
         columns = {"backend": "vLLM", "backend_parameters": flags, "categories": ["llm"], **columns}
@@ -144,7 +144,7 @@ class Site:
 
     async def instances(self, model_id: int, number: int = 1, **columns: Any) -> list[int]:
         """So many PENDING rows in one statement; their ids."""
-        names = [f"i{next(self._names)}" for _ in range(number)]
+        names = [f"i{next(_numbers)}" for _ in range(number)]
         more = "".join(f', "{c}"' for c in columns)
         values = "".join(f", ${n}" for n in range(3, 3 + len(columns)))
         rows = await self.sql.fetch(

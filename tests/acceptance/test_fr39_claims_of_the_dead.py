@@ -1,0 +1,199 @@
+"""FR-39: claims of a daemon that died, came back under the same name, was asked to stop, or slept."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.acceptance.daemons import Crew, Daemon, crew, within
+from tests.acceptance.machines import CONFIG, GIB, Site, W
+from tests.acceptance.record import Record, watching
+from tests.hub import Hub, repo_of
+
+pytestmark = pytest.mark.anyio
+
+MODELS, EACH = 8, 5
+ROWS = MODELS * EACH
+
+
+@dataclass
+class Stage:
+    """Forty rows ANALYZING, their metadata not coming until `answer` is set; `victim` holds most of them."""
+
+    daemons: Crew
+    victim: Daemon
+    ids: list[int]
+    answer: anyio.Event
+
+    @property
+    def others(self) -> list[Daemon]:
+        return [d for d in self.daemons if d is not self.victim]
+
+
+async def holders(site: Site) -> Counter[str]:
+    """Daemon -> rows that it took last and that are under lease."""
+    rows = await site.sql.fetch(
+        "SELECT DISTINCT ON (m.instance_id) m.by FROM recorder.moves m"
+        " JOIN model_instances i ON i.id = m.instance_id AND i.state = 'ANALYZING'"
+        " WHERE m.became = 'ANALYZING' ORDER BY m.instance_id, m.n DESC"
+    )
+    return Counter(r["by"].removeprefix("gpustackd ") for r in rows)
+
+
+async def taken_over(site: Site, stage: Stage, patience: float) -> None:
+    """Wait until all forty rows are under lease again and none of them in the victim's hands."""
+    with anyio.fail_after(patience):
+        while True:
+            found = await holders(site)
+            if found.total() == ROWS and not found[stage.victim.name]:
+                return
+            await anyio.sleep(0.02)
+
+
+@asynccontextmanager
+async def forty_in_work(site: Site, folder: Path, lease: float) -> AsyncIterator[Stage]:
+    repos = {f"lab/m{n}": repo_of(CONFIG, [("w", "U8", (10 * GIB,))]) for n in range(MODELS)}
+    await site.fleet(*[W(f"w{n}", 256, "8x24") for n in range(5)])
+    async with Hub(repos) as hub:
+        answer = hub.hold("/")
+        settings = {"lease": lease, "rescan_interval": 600, "HF_ENDPOINT": hub.url}
+        async with crew(site.url, folder, **settings) as daemons, watching(site.url, stuck_after=lease + 10):
+            await daemons.start(3)
+            ids: list[int] = []
+            for name in repos:
+                model = await site.model(name=name, source="huggingface", huggingface_repo_id=name)
+                ids += await site.instances(model, EACH)
+            await site.analyzing(ROWS)
+            most = (await holders(site)).most_common(1)[0][0]
+            victim = next(d for d in daemons if d.name == most)
+            yield Stage(daemons, victim, ids, answer)
+            answer.set()
+
+
+async def all_placed_once(site: Site, record: Record, stage: Stage) -> None:
+    stage.answer.set()
+    await site.placed(stage.ids, patience=within(10))
+    assert await record.broken() == []
+    assert await record.count("ERROR") == 0
+
+
+async def test_what_a_killed_daemon_held_is_taken_over_when_its_lease_ends(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    async with forty_in_work(site, tmp_path, lease=2) as stage:  # 15 times shorter than the default
+        await stage.victim.kill()
+        await taken_over(site, stage, patience=within(2 + 5))
+        assert sum(d.count("lease.expired") for d in stage.others) > 0
+        await all_placed_once(site, record, stage)
+
+
+async def test_a_daemon_that_comes_back_under_the_same_name_does_not_keep_its_old_claims_alive(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    async with forty_in_work(site, tmp_path, lease=2) as stage:
+        old = {
+            r["lease_owner"]
+            for r in await site.sql.fetch(
+                "SELECT DISTINCT i.lease_owner FROM model_instances i JOIN recorder.moves m"
+                " ON m.instance_id = i.id AND m.became = 'ANALYZING' WHERE m.by = $1",
+                f"gpustackd {stage.victim.name}",
+            )
+        }
+        assert len(old) == 1
+        await stage.victim.kill()
+        (again,) = await stage.daemons.start(name=stage.victim.name)
+        await site.until(
+            "SELECT count(*) = $1 FROM model_instances WHERE state = 'ANALYZING' AND lease_owner <> $2",
+            ROWS,
+            old.pop(),
+            patience=within(2 + 5),
+        )
+        await all_placed_once(site, record, stage)
+        assert again.running
+
+
+async def test_a_daemon_asked_to_stop_gives_its_claims_back_and_others_go_on_at_once(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    async with forty_in_work(site, tmp_path, lease=600) as stage:  # only a hand-back can free them
+        assert await stage.victim.stop(patience=10) == 0
+        await taken_over(site, stage, patience=within(2))
+        assert stage.victim.count("daemon.stopping") == 1
+        assert stage.victim.told("instance.handed_back")
+        await all_placed_once(site, record, stage)
+
+
+async def a_sleeper_binds_nothing(site: Site, record: Record, stage: Stage, lease: float) -> int:
+    """Stop the victim for three leases and let it go on; returns how many late commits were refused."""
+    held = (await holders(site))[stage.victim.name]
+    asleep = await site.sql.fetchval("SELECT clock_timestamp()")
+    stage.victim.signal(signal.SIGSTOP)
+    await taken_over(site, stage, patience=within(lease + 5))
+    await site.until(
+        "SELECT clock_timestamp() > $1::timestamptz + make_interval(secs => $2)", asleep, 3 * lease
+    )
+    await all_placed_once(site, record, stage)
+    stage.victim.signal(signal.SIGCONT)
+    # it learns what its models need, decides, and commits what is long placed by others
+    await stage.victim.until(lambda: stage.victim.count("instance.lost") >= held, f"{held} refusals")
+    late = await site.sql.fetchval(
+        "SELECT count(*) FROM recorder.moves WHERE became = 'SCHEDULED' AND by = $1 AND at > $2",
+        f"gpustackd {stage.victim.name}",
+        asleep,
+    )
+    assert late == 0
+    assert await record.broken() == []
+    return held
+
+
+async def test_a_daemon_that_slept_three_leases_binds_nothing_that_others_took_over(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    async with forty_in_work(site, tmp_path, lease=1) as stage:
+        refused = await a_sleeper_binds_nothing(site, record, stage, lease=1)
+        assert refused > 0
+        # and it goes on as if nothing had been: alone, it places what comes next
+        for other in stage.others:
+            assert await other.stop(patience=10) == 0
+        await site.delete("model_instances", *stage.ids)
+        model = await site.sql.fetchval("SELECT min(id) FROM models")
+        await site.placed(await site.instances(model, 3), patience=within(5))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+async def test_a_hundred_rounds_of_deaths_and_sleeps_bind_each_row_once(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    """Lease 2 s (of 30); kills, hand-backs and sleeps in turn; the victim comes back under its old name."""
+    refused = 0
+    async with forty_in_work(site, tmp_path, lease=2) as stage:
+        await all_placed_once(site, record, stage)
+        model = (await site.rows(stage.ids))[0]["model_id"]
+        for n in range(100):
+            await site.delete("model_instances", *stage.ids)
+            stage.ids = []
+            for _ in range(8):
+                stage.ids += await site.instances(model, EACH)
+            victim = next(iter(stage.daemons))
+            if n % 3 == 0:
+                await victim.kill()
+            elif n % 3 == 1:
+                assert await victim.stop(patience=10) == 0
+            else:
+                victim.signal(signal.SIGSTOP)
+                await site.placed(stage.ids, patience=within(2 + 5))
+                victim.signal(signal.SIGCONT)
+            await site.placed(stage.ids, patience=within(2 + 5))
+            if not victim.running:
+                await stage.daemons.start(name=victim.name)
+        refused = stage.daemons.count("instance.lost")
+        assert await record.broken() == []
+    print(f"\nFR-39: 100 rounds of 40 rows, each bound once; {refused} late commits refused")
