@@ -20,10 +20,9 @@ from gpustackd.placement.policy import Policy, Subject
 from tests.fleets import demand, fleet, model, occupy
 
 CARDS = st.sampled_from(["A-24", "B-48", "C-80", "D-141"])
-OPTIONS = st.sampled_from(
-    ["", "", "", "[closed]", "[unknown]", "[state=NOT_READY]", "[cluster=2]", "[type=rocm]", "[zone=a]"]
-    + ["[uma,ram=64]", "[ram=8]"]
-)
+PLAIN = ["", "", ""]
+ODD = ["[closed]", "[unknown]", "[state=NOT_READY]", "[cluster=2]", "[type=rocm]", "[zone=a]", "[uma,ram=64]"]
+OPTIONS = st.sampled_from([*PLAIN, *ODD, "[ram=8]"])
 TERMS = st.builds(lambda n, g, c, o: f"{n}x{g}x{c}{o}", st.integers(1, 3), st.integers(1, 5), CARDS, OPTIONS)
 FLEETS = st.lists(TERMS, min_size=1, max_size=4).map(" + ".join)
 HOLDS = st.lists(
