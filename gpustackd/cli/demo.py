@@ -16,6 +16,7 @@ import typer
 
 from gpustackd.cli.demonstration.narration import Narration
 from gpustackd.cli.output import console, table
+from gpustackd.errors import GpustackdError
 
 if TYPE_CHECKING:
     from gpustackd.cli.demonstration.replicas import Replica
@@ -156,8 +157,10 @@ class KillFirstToWork:
 
     async def sprung(self) -> Replica:
         """The one that was killed, once the kernel has it."""
-        await self._dead.wait()
-        assert self._victim is not None
+        with anyio.move_on_after(PATIENCE):
+            await self._dead.wait()
+        if self._victim is None:
+            raise GpustackdError(f"no daemon took up the burst within {PATIENCE:.0f} s", "look at its log")
         await self._victim.ended.wait()
         return self._victim
 
@@ -178,7 +181,8 @@ async def _storm(told: Narration, connection: Connection, made: Sequence[Replica
                 victim = await trap.sprung()
                 held = await watch.under_lease(connection)
                 notes.append(f"{victim.name} killed with SIGKILL while it worked on {held} of them")
-                notes.append(f"taken over when their lease of {LEASE} s was over")
+                if held:
+                    notes.append(f"taken over when their lease of {LEASE} s was over")
             await watch.decided(connection, PATIENCE)
             counts = await Inventory(connection).counts()
             notes.append(", ".join(f"{n} {state}" for state, n in sorted(counts.items(), reverse=True)))
