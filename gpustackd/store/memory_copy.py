@@ -23,8 +23,9 @@ async def copied(source: Store) -> MemoryStore:
         if gpu.worker_id in store.workers:
             store.gpu_devices[gpu.id] = _gpu(gpu, store.workers[gpu.worker_id])
     rows: list[Worker | Gpu] = [*store.workers.values(), *store.gpu_devices.values()]
-    for store.last_change, row in enumerate(rows, 1):
-        row.changed = store.last_change
+    for n, row in enumerate(rows, 1):
+        row.changed = n
+    store.last_change = len(rows)
     for booking in await source.bookings(None):
         store.ledger.setdefault(booking.instance_id, []).append(booking)
     for instance_id, held in store.ledger.items():

@@ -153,8 +153,8 @@ class Rows:
         cleared = new.worker_id is None and new.placement_epoch > row.placement_epoch
         if not lawful(row.state, State(new.state), placement_cleared=cleared):
             raise Refused(f"instance {row.name} cannot go from {row.state} to {new.state}")
-        if row.worker_id is not None and new.worker_id not in (None, row.worker_id):
-            raise Refused(f"instance {row.name} cannot move to another worker")
+        if new.worker_id not in (None, row.worker_id):
+            raise Refused(f"instance {row.name} is placed by a commit alone")
         if new.placement_epoch < row.placement_epoch or new.model_id != row.model_id:
             raise Refused("the epoch never falls and the model stays")
         self._check("model_instances", new)

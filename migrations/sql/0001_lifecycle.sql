@@ -50,6 +50,11 @@ BEGIN
             OLD.placement_epoch, NEW.placement_epoch
             USING ERRCODE = 'check_violation', HINT = 'An old copy of the row was written back; read it again.';
     END IF;
+    IF OLD.worker_id IS NULL AND NEW.worker_id IS NOT NULL AND OLD.state <> 'ANALYZING' THEN
+        RAISE EXCEPTION 'instance % in % cannot be given worker %', OLD.name, OLD.state, NEW.worker_id
+            USING ERRCODE = 'check_violation',
+                  HINT = 'The scheduler places it; to take over a running one use gpustackd apply.';
+    END IF;
     IF OLD.worker_id <> NEW.worker_id THEN
         RAISE EXCEPTION 'instance % cannot move from worker % to %', OLD.name, OLD.worker_id, NEW.worker_id
             USING ERRCODE = 'check_violation',
@@ -66,6 +71,7 @@ CREATE TRIGGER model_instances_guard_move BEFORE UPDATE ON model_instances
            AND NOT (OLD.state = 'PENDING' AND NEW.state = 'ANALYZING')
            AND NOT (OLD.state = 'ANALYZING' AND NEW.state IN ('SCHEDULED', 'PENDING')))
           OR OLD.worker_id <> NEW.worker_id
+          OR (OLD.worker_id IS NULL AND NEW.worker_id IS NOT NULL AND OLD.state <> 'ANALYZING')
           OR OLD.model_id <> NEW.model_id
           OR NEW.placement_epoch < OLD.placement_epoch)
     EXECUTE FUNCTION gpustackd_guard_move();
