@@ -83,7 +83,11 @@ class OverWorkers(Tier):
                 self.kinds.append(kind)
             self.kind[code][rows[(booked == b) & (size == g)]] = self._kind[kind]
         mine = found.type[at] == code
-        self.low[code][rows] = np.where(mine, found.free[at], np.iinfo(np.int64).max).min(axis=1)
+        low = np.where(mine, found.free[at], np.iinfo(np.int64).max).min(axis=1)
+        if found.unified.any():  # all cards of the worker and its RAM come from one pool
+            pool = (found.ram[at] - (self.rules.ram_static or 0)) / (1 + (self.rules.ram_ratio or 0))
+            low = np.where(found.unified[at], np.minimum(low, (pool // size).astype(np.int64)), low)
+        self.low[code][rows] = low
         values = self.scorer.cards(self.search.seats(found, claim, claim.sum(axis=1)[:, None]))
         self.value[code][rows] = self.scorer.together(values[at], mine)
 
@@ -118,7 +122,11 @@ class OverWorkers(Tier):
         else:
             chosen = np.argsort(-scores, kind="stable")[: best.hosts].tolist()
         seats = tuple(self.seats(best.members[chosen], best.code))
-        total = self.search.together(seats, {k: v[chosen].tolist() for k, v in parts.items()})
+        if self.rules.taking is Taking.SPLIT:  # what is booked was not known before
+            _, exact = self.search.rate([seats])
+            total = {k: float(v[0]) for k, v in exact.items()}
+        else:
+            total = self.search.together(seats, {k: v[chosen].tolist() for k, v in parts.items()})
         record = {
             "worker": self.fleet.row(seats[0].w).name,
             "gpus": sum(len(s.slots) for s in seats),
