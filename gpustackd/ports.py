@@ -16,6 +16,7 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import NoFit, Placed
+from gpustackd.domain.pools import Pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,9 @@ class Store(Protocol):
 
     async def ready_files(self) -> Mapping[str, Mapping[int, int]]:
         """READY model files: source_index (and `path:<resolved_path>`) -> {worker id: size}."""
+
+    async def pools(self) -> Pools:
+        """Instance types, and what clusters report of their nodes' cards."""
 
     async def claim(self, owner: UUID, wanted: Sequence[tuple[int, int]], lease: float) -> Sequence[Claim]:
         """PENDING -> ANALYZING for (id, epoch seen) pairs that are still so; others are left out."""

@@ -14,6 +14,7 @@ from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.lifecycle import State
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.outcome import Check, Part, Placement
+from gpustackd.domain.pools import Pools
 from gpustackd.errors import BadRow
 from gpustackd.ports import (
     Claim,
@@ -29,6 +30,7 @@ from gpustackd.ports import (
 from gpustackd.store import ledger
 from gpustackd.store.memory_rows import Rows
 from gpustackd.store.memory_tables import Gpu, Instance, Model, Worker, mark
+from gpustackd.store.pools import pools_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class MemoryStore(Rows):
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
         self.decisions: list[Decision] = []
+        self.copied_pools: Pools | None = None
+        """Pools as another store has them, where this one began as its copy."""
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -95,6 +99,13 @@ class MemoryStore(Rows):
             for key in keys:
                 found.setdefault(key, {})[row["worker_id"]] = row.get("size") or 0
         return found
+
+    async def pools(self) -> Pools:
+        if self.copied_pools is not None:
+            return self.copied_pools
+        blank = {"cluster_id": None, "detail": None}
+        types = [blank | row for _, row in sorted(self.instance_types.items())]
+        return pools_of(types, [{"devices": None} | row for row in self.clusters.values()])
 
     async def health(self) -> Health:
         return Health(writable=True, revision=None, server_version="memory")

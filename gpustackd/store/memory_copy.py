@@ -10,12 +10,13 @@ from gpustackd.store.memory_tables import Gpu, Instance, Model, Worker
 
 
 async def copied(source: Store) -> MemoryStore:
-    """Fleet, ledger and ready files of `source`, with the same ids; waiting instances are left out.
+    """Fleet, ledger, pools and ready files of `source`, with the same ids; waiting instances are left out.
 
     Of a placed instance only what the ledger says is known: it is RUNNING under a name made of its id.
     Raises DatabaseUnavailable.
     """
     store = MemoryStore()
+    store.copied_pools = await source.pools()
     changes = await source.fleet_changes(None)
     for worker in changes.workers:
         store.workers[worker.id] = _worker(worker)

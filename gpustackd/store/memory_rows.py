@@ -30,6 +30,11 @@ from gpustackd.store.memory_tables import (
 Row = TypeVar("Row", Gpu, Instance, Worker)
 
 
+_TABLES = frozenset(
+    {"clusters", "workers", "gpu_devices", "model_instances", "model_files", "instance_types"}
+)
+
+
 class Rows:
     """The tables. `clock` gives seconds since 1970 and stands for the database's clock."""
 
@@ -41,6 +46,7 @@ class Rows:
         self.models_by_id: dict[int, Model] = {}
         self.model_instances: dict[int, Instance] = {}
         self.model_files: dict[int, dict[str, Any]] = {}
+        self.instance_types: dict[int, dict[str, Any]] = {}
         self.ledger: dict[int, list[Booking]] = {}
         """instance id -> what it holds."""
         self._ids = count(1)
@@ -50,7 +56,7 @@ class Rows:
         """Rows by id. Raises Refused where there is no such table."""
         if name == "models":
             return self.models_by_id
-        if name not in {"clusters", "workers", "gpu_devices", "model_instances", "model_files"}:
+        if name not in _TABLES:
             raise Refused(f"there is no table {name} in memory")
         found: dict[int, Any] = getattr(self, name)
         return found

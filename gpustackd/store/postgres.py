@@ -14,6 +14,7 @@ import asyncpg
 
 from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import model_spec
+from gpustackd.domain.pools import Pools
 from gpustackd.errors import BadRow, Contended, DatabaseUnavailable
 from gpustackd.ports import (
     Claim,
@@ -27,7 +28,8 @@ from gpustackd.ports import (
     Waiting,
 )
 from gpustackd.store import ledger
-from gpustackd.store.connect import CONNECT_TIMEOUT, UNREACHABLE, connect, unavailable
+from gpustackd.store.connect import CONNECT_TIMEOUT, SCHEMA, UNREACHABLE, connect, unavailable
+from gpustackd.store.pools import DEVICES, TYPES, pools_of
 
 _CONTENDED = (
     asyncpg.LockNotAvailableError,
@@ -227,6 +229,9 @@ class PostgresStore:
                 found.setdefault(f"path:{r['resolved_path']}", {})[r["worker_id"]] = r["size"] or 0
         return found
 
+    async def pools(self) -> Pools:
+        return pools_of(await self._fetch(TYPES), await self._fetch(DEVICES))
+
     async def health(self) -> Health:
         async with self.connection() as connection:
             row = await connection.fetchrow(
@@ -325,7 +330,7 @@ class PostgresStore:
 
     async def schema(self) -> str:
         async with self.connection() as connection:
-            return str(await connection.fetchval("SELECT current_schema()"))
+            return str(await connection.fetchval(SCHEMA))
 
     async def prune_decisions(self, keep: int = 20, days: int = 30) -> int:
         """Delete old decision records: more than `keep` of one instance, or older than `days`."""
