@@ -13,6 +13,11 @@ from gpustackd.redaction import mask_url
 
 CONNECT_TIMEOUT = 10.0
 
+SCHEMA = """
+SELECT coalesce((SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                  WHERE c.oid = to_regclass('model_instances')), current_schema())"""
+"""The schema that unqualified names lead to: that of our tables, else the one where they would be made."""
+
 UNREACHABLE = (
     OSError,
     ssl.SSLError,

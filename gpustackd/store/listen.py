@@ -10,7 +10,7 @@ import anyio
 
 from gpustackd.errors import DatabaseUnavailable
 from gpustackd.ports import Wake
-from gpustackd.store.connect import UNREACHABLE, connect
+from gpustackd.store.connect import CONNECT_TIMEOUT, SCHEMA, UNREACHABLE, connect
 
 
 @dataclass(slots=True)
@@ -51,6 +51,7 @@ class Listener:
         probe_timeout: float = 5.0,
         retry: float = 0.5,
         retry_most: float = 5.0,
+        setup_timeout: float = CONNECT_TIMEOUT,
     ) -> None:
         self.hearing = Hearing()
         self._url = url
@@ -63,6 +64,7 @@ class Listener:
         self._timeout = probe_timeout
         self._retry = retry
         self._retry_most = retry_most
+        self._setup_timeout = setup_timeout
         self._heard = anyio.Event()
         self._lost = anyio.Event()
 
@@ -72,8 +74,9 @@ class Listener:
         first = True
         while True:
             try:
-                connection = await connect(self._url, application_name=self._name)
-            except DatabaseUnavailable:
+                with anyio.fail_after(self._setup_timeout):
+                    connection = await connect(self._url, application_name=self._name)
+            except (DatabaseUnavailable, TimeoutError):
                 self._set(False)
                 await anyio.sleep(wait)
                 wait = min(wait * 2, self._retry_most)
@@ -95,9 +98,10 @@ class Listener:
         """Returns (whether anything was ever heard) once the connection is lost or deaf."""
         self._lost = anyio.Event()
         connection.add_termination_listener(lambda _: self._lost.set())
-        schema = await connection.fetchval("SELECT current_schema()")
-        await connection.add_listener(f"gpustackd_{schema}", self._notified)
-        await connection.add_listener(self._own, self._probed)
+        with anyio.fail_after(self._setup_timeout):
+            schema = await connection.fetchval(SCHEMA)
+            await connection.add_listener(f"gpustackd_{schema}"[:63], self._notified)
+            await connection.add_listener(self._own, self._probed)
         heard_once = False
         while True:
             if not await self._hears_itself():
