@@ -11,7 +11,7 @@ import anyio
 import typer
 
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
-from gpustackd.cli.output import console, print_json, table
+from gpustackd.cli.output import console, print_json, print_table
 from gpustackd.errors import GpustackdError, UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def apply(
         print_json({"applied": [a.as_json() for a in applied], "refused": refusals})
     elif applied:
         rows = [(a.kind, a.name, a.action, a.note) for a in applied]
-        console().print(table(["KIND", "NAME", "DONE", ""], rows))
+        print_table(console(), ["KIND", "NAME", "DONE", ""], rows)
     if refused:
         from gpustackd.cli import failure
 

@@ -6,7 +6,7 @@ import anyio
 import typer
 
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
-from gpustackd.cli.output import console, print_json, table
+from gpustackd.cli.output import console, print_json, print_table
 
 
 def audit(
@@ -37,10 +37,10 @@ def audit(
         rows = [
             (n, words, "holds" if not broken[n] else f"broken {broken[n]} times") for n, words, _ in RULES
         ]
-        shown.print(table(["RULE", "WHAT MUST HOLD", "FOUND"], rows, right=["RULE"]))
+        print_table(shown, ["RULE", "WHAT MUST HOLD", "FOUND"], rows, right=["RULE"])
         if found.breaches:
             shown.print()
-            shown.print(table(["RULE", "WHERE", "HOW"], [(b.rule, b.what, b.how) for b in found.breaches]))
+            print_table(shown, ["RULE", "WHERE", "HOW"], [(b.rule, b.what, b.how) for b in found.breaches])
         shown.print("\n" + ", ".join(f"{n} {name.replace('_', '-')}" for name, n in found.counts.items()))
     if not found.clean:
         raise typer.Exit(1)

@@ -15,7 +15,7 @@ import anyio
 import typer
 
 from gpustackd.cli.demonstration.narration import Narration
-from gpustackd.cli.output import console, table
+from gpustackd.cli.output import console, print_table
 from gpustackd.errors import GpustackdError
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ async def _look(told: Narration, connection: Connection) -> None:
     instances = await inventory.rows("instances")
     gpus = await inventory.rows("gpus")
     told.say("\nWhat became of them")
-    told.out.print(_summary(instances))
+    _summary(told, instances)
     told.say(f"\nThe fleet: {legend(gpus)}")
     width = min(told.out.width, WIDTH)
     told.out.print(picture(await inventory.rows("workers"), gpus, width), end="")
@@ -227,7 +227,8 @@ async def _look(told: Narration, connection: Connection) -> None:
     )
 
 
-def _summary(instances: Sequence[dict[str, Any]]) -> Any:
+def _summary(told: Narration, instances: Sequence[dict[str, Any]]) -> None:
+    """A row for each model: how many were asked for, how many are placed, on what."""
     models = sorted({i["model"] for i in instances})
     rows = []
     for model in models:
@@ -242,7 +243,7 @@ def _summary(instances: Sequence[dict[str, Any]]) -> Any:
         where = ", ".join(f"{w}" + (f" x{n}" if n > 1 else "") for w, n in sorted(workers.items()))
         rows.append((f"  {model}", len(mine), len(placed), each, where or "-"))
     headings = ["  MODEL", "ASKED", "PLACED", "BOOKED FOR EACH", "ON"]
-    return table(headings, rows, right=["ASKED", "PLACED"])
+    print_table(told.out, headings, rows, right=["ASKED", "PLACED"])
 
 
 def _range(values: Sequence[float]) -> str:

@@ -11,7 +11,7 @@ import anyio
 import typer
 
 from gpustackd.cli.options import ConfigOption, Form, FormOption, settings
-from gpustackd.cli.output import console, print_json, table
+from gpustackd.cli.output import console, print_json, print_table
 from gpustackd.errors import BadRow, UsageError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _show(model: str, found: Breakdown) -> None:
             if size
         ]
         headings = ["PART", "ALTOGETHER", f"ON EACH OF {count} GPUS" if count > 1 else ""]
-        out.print(table(headings, rows, right=headings[1:]))
+        print_table(out, headings, rows, right=headings[1:])
         if each.kv_per_token:
             out.print(f"\none token of context takes {each.kv_per_token / 1024:.0f} KiB on each GPU")
             out.print(f"the longest sequence has {found.max_len} tokens")

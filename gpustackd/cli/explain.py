@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gpustackd.cli.get import place
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
-from gpustackd.cli.output import console, gib, moment, print_json, state, table
+from gpustackd.cli.output import console, gib, moment, print_json, print_table, state
 
 Row = Mapping[str, Any]
 
@@ -96,7 +96,7 @@ def show(out: Console, answer: Row) -> None:
         rows = [
             (moment(h["created_at"]), h["outcome"], h["attempt"], h["replica"]) for h in answer["history"][1:]
         ]
-        out.print(table(["WHEN", "OUTCOME", "ATTEMPT", "BY"], rows, right=["ATTEMPT"]))
+        print_table(out, ["WHEN", "OUTCOME", "ATTEMPT", "BY"], rows, right=["ATTEMPT"])
 
 
 def _show_placement(out: Console, placement: Row) -> None:
@@ -136,7 +136,7 @@ def _show_pool(out: Console, pool: Sequence[Row]) -> None:
     if pool:
         out.print("\nWorkers left after each filter:")
         rows = [(f"  {s['filter']}", f"{s['kept']} of {s['total']}") for s in pool]
-        out.print(table(["  FILTER", "LEFT"], rows, right=["LEFT"]))
+        print_table(out, ["  FILTER", "LEFT"], rows, right=["LEFT"])
 
 
 def candidate_words(candidate: Row) -> str:

@@ -25,19 +25,25 @@ def tell(error: BaseException) -> int:
     """Print an error on stderr and return the exit code that stands for it."""
     if _tracebacks:
         print(_where(error), file=sys.stderr, end="")
-    group = error
-    while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
-        group = group.exceptions[0]  # a task group wraps even a single one
-    if isinstance(group, GpustackdError):
-        print(f"gpustackd: {mask_text(group.problem)}", file=sys.stderr)
-        if group.remedy:
-            print(f"  next: {group.remedy}", file=sys.stderr)
-        return group.exit_code
-    said = mask_text(str(group).strip() or "no further words")
-    print(f"gpustackd: something unexpected went wrong: {type(group).__name__}: {said}", file=sys.stderr)
+    found = _heart(error)
+    if isinstance(found, GpustackdError):
+        print(f"gpustackd: {mask_text(found.problem)}", file=sys.stderr)
+        if found.remedy:
+            print(f"  next: {found.remedy}", file=sys.stderr)
+        return found.exit_code
+    said = mask_text(str(found).strip() or "no further words")
+    print(f"gpustackd: something unexpected went wrong: {type(found).__name__}: {said}", file=sys.stderr)
     if not _tracebacks:
         print(f"  next: {_keep(error)}", file=sys.stderr)
     return UNEXPECTED
+
+
+def _heart(error: BaseException) -> BaseException:
+    """The error that a task group wrapped: one of ours if there is any, else the first."""
+    while isinstance(error, BaseExceptionGroup):
+        ours = error.subgroup(GpustackdError)
+        error = (ours or error).exceptions[0]
+    return error
 
 
 def _where(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Output, OutputOption, database
-from gpustackd.cli.output import console, gib, print_json, state, table
+from gpustackd.cli.output import console, gib, print_json, print_table, state
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], Any]]
@@ -56,11 +56,10 @@ def get(
         console(stderr=True).print(f"no {kind.value} yet", style="dim")
     else:
         columns = [*_COLUMNS[kind], *(_MORE[kind] if output is Output.WIDE else ())]
-        console().print(rows_table(columns, rows))
+        _show(columns, rows)
 
 
-def rows_table(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
-    """Rows as a table of these columns."""
+def _show(columns: Sequence[Column], rows: Sequence[Row]) -> None:
     numbers = {
         "GPUS",
         "WORKERS",
@@ -73,7 +72,8 @@ def rows_table(columns: Sequence[Column], rows: Sequence[Row]) -> Any:
         "RAM",
         "VRAM",
     }
-    return table([c for c, _ in columns], [[cell(r) for _, cell in columns] for r in rows], right=numbers)
+    cells = [[cell(r) for _, cell in columns] for r in rows]
+    print_table(console(), [heading for heading, _ in columns], cells, right=numbers)
 
 
 def _used(used: str, total: str) -> Callable[[Row], str]:

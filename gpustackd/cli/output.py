@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -42,15 +43,29 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()) -> Table:
-    """A table without lines; columns named in `right` are aligned to the right."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+def print_table(
+    out: Console, headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()
+) -> None:
+    """A table without lines; columns named in `right` are aligned to the right. In a terminal it is folded to
+    fit; elsewhere a row is a line, however long."""
     right = set(right)
-    for heading in headings:
-        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in row))
-    return made
+    cells = [[cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in row] for row in rows]
+    if out.is_terminal:
+        made = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in headings:
+            made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+        for row in cells:
+            made.add_row(*row)
+        out.print(made)
+        return
+    lines = [list(headings), *([cell.plain for cell in row] for row in cells)]
+    widths = [max(cell_len(line[n]) for line in lines) for n in range(len(headings))]
+    for line in lines:
+        padded = []
+        for cell, width, heading in zip(line, widths, headings, strict=True):
+            gap = " " * (width - cell_len(cell))
+            padded.append(gap + cell if heading in right else cell + gap)
+        out.out("  ".join(padded).rstrip(), highlight=False)
 
 
 def state(word: str) -> Text:

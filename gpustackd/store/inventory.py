@@ -97,6 +97,10 @@ _QUERIES: Mapping[str, str] = {
 }
 
 
+_GONE = (*(e for e in UNREACHABLE if not issubclass(OSError, e) and e is not TimeoutError), ConnectionError)
+"""The server went away; other OS errors in the body of `connected` are about other things, such as files."""
+
+
 @asynccontextmanager
 async def connected(
     url: str, application_name: str, *, any_revision: bool = False, **more: Any
@@ -117,7 +121,7 @@ async def connected(
         raise DatabaseUnavailable(
             f"the database does not let this user do that: {error}", "grant it, or connect as another user"
         ) from error
-    except UNREACHABLE as error:
+    except _GONE as error:
         raise unavailable(url, error) from error
     finally:
         connection.terminate() if connection.is_closed() else await connection.close(timeout=5)
