@@ -46,8 +46,8 @@ layers: setup
 schema: setup
 	@echo "== schema"; $(BIN)/python .ci/schema.py
 
-bench: setup ## measurements, printed as one table
-	@$(BIN)/pytest -m bench -s -n 0 --timeout 0 $(ARGS) tests/bench
+bench: setup ## measurements, printed as one table; ARGS=--quick for the short form
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 chaos: setup ## real processes killed, stopped and restarted
 	@$(BIN)/pytest -m chaos -n 0 --timeout 900 $(ARGS)

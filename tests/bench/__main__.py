@@ -10,15 +10,17 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
 import anyio
+from rich.console import Console
 
-from gpustackd.cli.output import console
 from tests.bench import machine, rows
-from tests.bench.figure import Figure, as_json, as_table
+from tests.bench.figure import as_json, as_table
+
+PIPED_WIDTH = 200
+"""Columns where the output is no terminal: wide enough that no cell is cut."""
 
 
 def main() -> None:
@@ -31,7 +33,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     cores = machine.pin()
-    err = console(stderr=True)
+    err = Console(stderr=True, highlight=False)
     began = monotonic()
 
     def tell(text: str) -> None:
@@ -47,13 +49,10 @@ def main() -> None:
     if options.output == "json":
         print(as_json(figures, found, command))
         return
-    out = console()
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     out.print(as_table(figures))
-    out.print(f"\n{machine.line(found)}\n{command}, {monotonic() - began:.0f} s", highlight=False)
+    out.print(f"\n{machine.line(found)}\n{command}, {monotonic() - began:.0f} s")
 
-
-Tell = Callable[[str], None]
-Figures = list[Figure]
 
 if __name__ == "__main__":
     main()

@@ -10,8 +10,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from gpustackd.cli.output import table
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -49,7 +47,9 @@ def number(value: float) -> str:
 
 def as_table(figures: Sequence[Figure]) -> Table:
     """Rows in order; a row's name once."""
-    rows: list[tuple[Any, ...]] = []
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("ROW", "WHAT", "FIGURE", "BOUND", "RATIO", "NOTE"):
+        made.add_column(heading, justify="right" if heading in ("FIGURE", "BOUND", "RATIO") else "left")
     last = ""
     for f in figures:
         bound = "-" if f.bound is None else f"{'<=' if f.at_most else '>='} {number(f.bound)}"
@@ -58,10 +58,8 @@ def as_table(figures: Sequence[Figure]) -> Table:
         )
         name = "" if f.row == last else f.row
         last = f.row
-        rows.append((name, f.what, f"{number(f.value)} {f.unit}".strip(), bound, ratio, f.note))
-    return table(
-        ("ROW", "WHAT", "FIGURE", "BOUND", "RATIO", "NOTE"), rows, right=("FIGURE", "BOUND", "RATIO")
-    )
+        made.add_row(name, f.what, f"{number(f.value)} {f.unit}".strip(), bound, ratio, f.note)
+    return made
 
 
 def as_json(figures: Sequence[Figure], machine: dict[str, Any], command: str) -> str:

@@ -7,42 +7,40 @@ from pathlib import Path
 from statistics import median
 
 from tests.bench import ceiling
-from tests.bench.daemons import replicas, warm
+from tests.bench.daemons import Replica
 from tests.bench.figure import Figure
 from tests.bench.stage import Stage
 
 
 async def one_replica(
-    stage: Stage, folder: Path, number: int, rounds: int, tell: Callable[[str], None]
+    stage: Stage, daemon: Replica, folder: Path, number: int, rounds: int, tell: Callable[[str], None]
 ) -> list[Figure]:
     """Mixed demands, then one model. `number` instances a burst."""
-    async with replicas(stage, folder, 1) as (daemon,):
-        await warm(stage)
-        figures: list[Figure] = []
-        for name, models, bound in (
-            ("100 mixed demands", stage.mixed, 0.35),
-            ("one model", stage.models["one"][:1], 0.5),
-        ):
-            rates, tops, batch, cpu = [], [], [], []
-            for n in range(rounds):
-                await stage.settled()
-                await stage.clear()
-                spent = daemon.cpu()
-                burst = await stage.burst(models, number)
-                cpu.append((daemon.cpu() - spent) / max(burst.placed, 1))
-                daemon.pause()
-                await ceiling.record(stage)
-                top = await ceiling.play(stage, folder)
-                await stage.clear()
-                daemon.go_on()
-                rates.append(burst.rate)
-                tops.append(top.rate)
-                batch.append(top.batch)
-                tell(
-                    f"{name}, round {n + 1}: {burst.rate:,.0f}/s of {top.rate:,.0f}/s,"
-                    f" {burst.placed} placed, {burst.waiting} wait"
-                )
-            figures += _figures(name, rates, tops, batch, cpu, bound)
+    figures: list[Figure] = []
+    for name, models, bound in (
+        ("100 mixed demands", stage.mixed, 0.35),
+        ("one model", stage.models["one"][:1], 0.5),
+    ):
+        rates, tops, batch, cpu = [], [], [], []
+        for n in range(rounds):
+            await stage.settled()
+            await stage.clear()
+            spent = daemon.cpu()
+            burst = await stage.burst(models, number)
+            cpu.append((daemon.cpu() - spent) / max(burst.placed, 1))
+            daemon.pause()
+            await ceiling.record(stage)
+            top = await ceiling.play(stage, folder)
+            await stage.clear()
+            daemon.go_on()
+            rates.append(burst.rate)
+            tops.append(top.rate)
+            batch.append(top.batch)
+            tell(
+                f"{name}, round {n + 1}: {burst.rate:,.0f}/s of {top.rate:,.0f}/s,"
+                f" {burst.placed} placed, {burst.waiting} wait"
+            )
+        figures += _figures(name, rates, tops, batch, cpu, bound)
     return figures
 
 

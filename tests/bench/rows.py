@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,23 @@ import anyio.to_thread
 
 from gpustackd.store.embedded import EmbeddedPostgres
 from gpustackd.store.migrate import upgrade
-from tests.bench import machine, rate
+from tests.bench import bench_decide, machine, side_by_side
+from tests.bench.daemons import replicas, warm
 from tests.bench.demands import BenchModel, write_models
 from tests.bench.figure import Figure
+from tests.bench.growth import growth
+from tests.bench.latency import latency
+from tests.bench.memory import memory
+from tests.bench.parked import parked
+from tests.bench.rate import one_replica
 from tests.bench.stage import Stage
 
 Tell = Callable[[str], None]
 
-NAMES = ("decide", "rate", "replicas", "full", "latency", "parked", "memory", "growth")
+NAMES = ("decide", "rate", "latency", "parked", "replicas", "full", "memory", "growth")
+"""In the order of DESIGN section 9, as far as rows do not share a daemon."""
+SHARING = ("latency", "rate", "parked")
+"""Rows that one daemon serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +39,39 @@ class Size:
     workers: int
     burst: int
     rounds: int
+    singles: int
+    parked: int
+    full_workers: int
+    full_burst: int
+    replica_rounds: int
+    instances: int
+    growth: tuple[int, ...]
+    growth_burst: int
+    growth_rounds: int
 
 
-QUICK = Size(1000, 960, 1)
-LONG = Size(5000, 6400, 5)
+QUICK = Size(
+    workers=1000, burst=960, rounds=1, singles=40, parked=2000, full_workers=60, full_burst=400,
+    replica_rounds=1, instances=4000, growth=(100, 1000), growth_burst=160, growth_rounds=1,
+)  # fmt: skip
+LONG = Size(
+    workers=5000, burst=6400, rounds=5, singles=400, parked=10_000, full_workers=500, full_burst=3200,
+    replica_rounds=3, instances=20_000, growth=(100, 1000, 5000), growth_burst=160, growth_rounds=7,
+)  # fmt: skip
 
 
 async def measure(
     folder: Path, quick: bool, only: Sequence[str] | None, cores: list[int], tell: Tell
 ) -> tuple[dict[str, Any], list[Figure]]:
     """Every row asked for (None = all): what is known of the machine, and the figures."""
-    size = QUICK if quick else LONG
     wanted = only or NAMES
     figures: list[Figure] = []
+    if "decide" in wanted:
+        figures += [Figure(**row) for row in await anyio.to_thread.run_sync(bench_decide.rows, quick)]
     async with EmbeddedPostgres(folder / "postgres", report=tell) as server:
-        bench = Bench(server, folder, write_models(folder / "models"), size, tell)
+        bench = Bench(server, folder, write_models(folder / "models"), QUICK if quick else LONG, tell)
         found = await bench.machine(cores)
-        if "rate" in wanted:
-            async with await bench.stage("rate", size.workers) as stage:
-                figures += await rate.one_replica(stage, folder, size.burst, size.rounds, tell)
+        figures += await bench.figures(wanted)
     return found, figures
 
 
@@ -62,18 +86,75 @@ class Bench:
         self.models = models
         self.size = size
         self.tell = tell
+        self._names: list[str] = []
+        self._migrated = False
 
-    async def stage(self, name: str, workers: int) -> Stage:
+    async def figures(self, wanted: Sequence[str]) -> list[Figure]:
+        """All rows but that of the decision alone."""
+        size, figures = self.size, []
+        large = {"replicas", "memory", *SHARING} & set(wanted)
+        stages: dict[int, Stage] = {}
+        async with AsyncExitStack() as stack:
+            if large:
+                stages[size.workers] = await stack.enter_async_context(await self.stage(size.workers))
+                figures += await self._on_large(stages[size.workers], wanted)
+            if "full" in wanted:
+                async with await self.stage(size.full_workers) as stage:
+                    figures += await side_by_side.nearly_full(
+                        stage, self.folder, size.full_burst, size.replica_rounds, self.tell
+                    )
+            if "growth" in wanted:
+                for workers in size.growth:
+                    if workers not in stages:
+                        stages[workers] = await stack.enter_async_context(await self.stage(workers))
+                figures += await growth(
+                    {w: stages[w] for w in size.growth}, self.folder, size.growth_burst, size.growth_rounds,
+                    self.tell,
+                )  # fmt: skip
+        return figures
+
+    async def _on_large(self, stage: Stage, wanted: Sequence[str]) -> list[Figure]:
+        size, figures = self.size, []
+        if set(SHARING) & set(wanted):
+            async with replicas(stage, self.folder, 1) as (daemon,):
+                await warm(stage)
+                if "rate" in wanted:
+                    figures += await one_replica(
+                        stage, daemon, self.folder, size.burst, size.rounds, self.tell
+                    )
+                if "latency" in wanted:
+                    figures += await latency(stage, size.singles, self.tell)
+                if "parked" in wanted:
+                    figures += await parked(stage, size.burst, size.parked, size.rounds, self.tell)
+        if "replicas" in wanted:
+            figures += await side_by_side.with_room(
+                stage, self.folder, size.burst, size.replica_rounds, self.tell
+            )
+        if "memory" in wanted:
+            figures += await memory(stage, self.folder, size.instances, self.tell)
+        return figures
+
+    async def stage(self, workers: int) -> Stage:
         """A database of its own with so many workers of eight GPUs."""
+        name = f"bench_{workers}_{len(self._names)}"
+        self._names.append(name)
         maintenance = await Stage.open(self.server.url("postgres"))
-        await maintenance.sql.execute(f'CREATE DATABASE "{name}"')
+        await maintenance.sql.execute(
+            f'CREATE DATABASE "{name}" TEMPLATE "{await self._template(maintenance)}"'
+        )
         await maintenance.close()
-        url = self.server.url(name)
-        await anyio.to_thread.run_sync(upgrade, url)
-        stage = await Stage.open(url)
+        stage = await Stage.open(self.server.url(name))
         await stage.fill(workers, self.models)
-        self.tell(f"{name}: {workers} workers with {8 * workers} GPUs, {len(self.models)} models")
+        self.tell(f"{workers} workers with {8 * workers} GPUs, {len(self.models)} models")
         return stage
+
+    async def _template(self, maintenance: Stage) -> str:
+        """A database with the schema, migrated once."""
+        if not self._migrated:
+            await maintenance.sql.execute("CREATE DATABASE bench_template")
+            await anyio.to_thread.run_sync(upgrade, self.server.url("bench_template"))
+            self._migrated = True
+        return "bench_template"
 
     async def machine(self, cores: list[int]) -> dict[str, Any]:
         stage = await Stage.open(self.server.url("postgres"))

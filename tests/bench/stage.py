@@ -104,9 +104,9 @@ class Stage:
         """All models, in the order in which a burst of mixed demands goes round."""
         return sorted(i for ids in self.models.values() for i in ids)
 
-    async def insert(self, models: Sequence[int], number: int) -> datetime:
+    async def insert(self, models: Sequence[int], number: int, name: str = "burst") -> datetime:
         """A burst by one statement; the server's clock just after its commit."""
-        await self.sql.execute(_BURST, f"b{next(self._names)}", list(models), number)
+        await self.sql.execute(_BURST, f"{name}-{next(self._names)}", list(models), number)
         return await self.sql.fetchval("SELECT clock_timestamp()")  # type: ignore[no-any-return]
 
     async def decided(self) -> None:
