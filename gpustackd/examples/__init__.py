@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpustackd.errors import Refused
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def folder() -> Path:
     """Where `fleet.yaml` and `models.yaml` lie: in the checkout, or inside an installed package.
 
-    Raise FileNotFoundError where neither is there.
+    Raise Refused where neither is there.
     """
     for place in (_PACKAGE.parent / "deploy" / "examples", _PACKAGE / "_examples"):
         if (place / "fleet.yaml").is_file() and (place / "models.yaml").is_file():
             return place
-    raise FileNotFoundError("the example fleet and models are not part of this installation")
+    raise Refused(
+        "the example fleet and models are not part of this installation", "run `make demo` in a checkout"
+    )
