@@ -19,7 +19,6 @@ from gpustackd.domain.pools import DeviceGroup, InstanceType, Pools
 from gpustackd.errors import BadRow
 from gpustackd.placement import pooled_lacking
 from gpustackd.placement.fit.cards import Cards, cards, ram_holds
-from gpustackd.placement.fit.limit import mask
 from gpustackd.placement.fit.pool import Ask, belongs
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.tie import block
@@ -89,8 +88,6 @@ class PooledCards(OneWorkerTier):
             ok = (booked > 0) & (self.count[rows] == 0)
             ok &= booked >= (self.rules.vram if self.ask.whole else 1)
             ok &= ram_holds(found, self.rules, booked, found.ram, found.unified)
-            if self.parts > 1:
-                ok &= mask(self.fleet, rows, self.ask.backend)
             if not ok.any():
                 continue
             values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))

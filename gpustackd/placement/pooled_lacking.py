@@ -12,7 +12,6 @@ from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.domain.pools import InstanceType, Pools
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.fit.cards import cards, ram_holds
-from gpustackd.placement.fit.limit import mask
 from gpustackd.placement.fit.pool import Ask
 from gpustackd.placement.names import gib, gib_number, some
 
@@ -182,9 +181,6 @@ def _in_use(step: PooledCards, label: str, rows: Ints) -> Reason:
     text += f"{gib(step.pool.size)} now, needed {parts}"
     if free[r, s] >= 0:
         text += f"; the most is free on {name}, {gib(int(free[r, s]))}"
-    busy = int(np.count_nonzero(~mask(fleet, rows, ask.backend))) if parts > 1 else 0
-    if busy:
-        text += f"; {workers(busy)} {'holds' if busy == 1 else 'hold'} another distributed instance already"
     return _pool("in_use", text, open_workers=open_workers, parts=parts, **params)
 
 

@@ -13,7 +13,7 @@ from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.fit.divisible import Indivisible
 from gpustackd.placement.fit.rules import Rules, Taking
-from gpustackd.placement.names import gib, gib_number, some
+from gpustackd.placement.names import GIB, gib, gib_number, some
 from gpustackd.placement.over_workers import OverWorkers
 from gpustackd.placement.search import Search
 
@@ -54,7 +54,8 @@ def needs(demand: Demand, rules: Rules) -> Reason:
         params |= {"ram_bytes": ram, "ram_gib": gib_number(ram)}
     u = max((*rules.share_of_type.values(), rules.share), default=0.0)
     if u > 0 and rules.taking is Taking.SHARE:
-        total = int(v / u)
+        # MindIE's figure follows from the need as it is shown, to two decimals
+        total = int(gib_number(v) * GIB / u) if rules.addresses else int(v / u)
         text += f"; at {rules.share_flag} {u:g} that is {gib(total)} of cards, {int(u * 100)} % of each"
         params |= {
             "flag": rules.share_flag,
