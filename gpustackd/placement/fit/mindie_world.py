@@ -99,10 +99,12 @@ def _check(r: Ranks, dp_given: int) -> None:
     if r.pp == 1 and r.dp <= 1 and r.cp > 1 and r.world != r.cp * r.tp:
         _clash(f"world size {r.world} is not context-parallel {r.cp} x tensor-parallel {r.tp}")
     if r.moe_ep > 1:
-        if not (r.moe_tp == r.world or 0 < r.moe_tp <= r.local) or r.world != r.moe_ep * r.moe_tp:
+        if r.world != r.moe_ep * r.moe_tp:
             _clash(
                 f"world size {r.world} is not expert-parallel {r.moe_ep} x expert tensor-parallel {r.moe_tp}"
             )
+        if r.moe_tp != r.world and not 0 < r.moe_tp <= r.local:
+            _clash(f"expert tensor-parallel size {r.moe_tp} is more than the {r.local} of a worker")
     elif r.world > 0 and r.moe_tp != r.world:
         _clash(f"expert tensor-parallel size {r.moe_tp} is not the world size {r.world}")
     if r.sp > 1 and r.sp != r.tp:
