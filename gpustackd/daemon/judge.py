@@ -11,6 +11,7 @@ from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.view import View
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import Cure, NoFit, Outcome, Reason
+from gpustackd.domain.pools import Pools
 from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
@@ -55,6 +56,11 @@ class Judge:
     @files.setter
     def files(self, files: Mapping[str, Mapping[int, int]]) -> None:
         self._policy = replace(self._policy, ready_files=files)
+        self._refused.clear()
+
+    def set_pools(self, pools: Pools) -> None:
+        """Instance types and cluster inventories as they are now."""
+        self._policy = replace(self._policy, pools=pools)
         self._refused.clear()
 
     def group(self, demand: Demand) -> Hashable:
