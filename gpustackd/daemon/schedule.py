@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -234,7 +234,9 @@ class Scheduling:
                 else:
                     self._reports.conflict(planned.work, planned.proposal, result)
                 clashed.append(planned.work)
-        await self._feed(results)
+        await self._feed(
+            [(by_id[r.instance_id].proposal, r) for r in results if r.code is CommitCode.CONFLICT]
+        )
         if clashed:
             await self._decide_anew(clashed)
 
@@ -260,18 +262,16 @@ class Scheduling:
         if work.group in self._judge.flowing:
             self._queue.activate(work.group, 1)
 
-    async def _feed(self, results: Sequence[CommitResult]) -> None:
+    async def _feed(self, clashes: Sequence[tuple[Proposal, CommitResult]]) -> None:
         """See what others did: at once after a clash or while others are busy, else now and then."""
-        clashes = [r for r in results if r.code is CommitCode.CONFLICT]
         now = self._clock()
         if not clashes and not self._view.foreign and now - self._fed < _FEED_EVERY:
             return
         self._fed = now
-        seen = {g: self._version(g) for r in clashes for g in r.gpu_ids}
         try:
             await self._view.refresh()
-            if any(self._version(g) == v for g, v in seen.items()):
-                # A row that clashed and yet did not change is gone, or our view of it is wrong.
+            # A row that clashed and yet is as the decision saw it is gone, or our view of it is wrong.
+            if any(self._version(g) == v for p, r in clashes for g, v in _decided_on(p) if g in r.gpu_ids):
                 await self._view.load()
         except Contended:
             self._reports.contended("feed")
@@ -329,6 +329,12 @@ def _same(work: Work, outcome: NoFit) -> bool:
     if work.from_rescan:
         return work.signature == signature(outcome)
     return codes(work.signature) == codes(signature(outcome))
+
+
+def _decided_on(proposal: Proposal) -> Iterator[tuple[int, int]]:
+    """GPUs of a placement and their versions when it was decided."""
+    for part in proposal.decision.placement.parts:
+        yield from zip(part.gpu_ids, part.gpu_versions, strict=True)
 
 
 _BUSY = "other replicas took every place that was chosen; it is tried again shortly"
