@@ -189,6 +189,10 @@ class ModelReader(Protocol):
     async def facts(self, spec: ModelSpec) -> ModelFacts:
         """Read (once at a time per source and revision) within the time-outs of the spec."""
 
+    def doubt(self) -> None:
+        """Files or workers came: what could not be read before may be there now, so do not answer from
+        memory for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wake:

@@ -9,7 +9,7 @@ from typing import Any
 from gpustackd.daemon.reports import Reports
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.model_spec import ModelSpec, filled
+from gpustackd.domain.model_spec import ModelSpec, Source, filled
 from gpustackd.domain.outcome import Cure, NoFit, Reason
 from gpustackd.errors import BadRow, Contended, ModelUnreadable
 from gpustackd.estimate.demand import build_demand
@@ -67,6 +67,11 @@ class Catalogue:
         for known in edited:
             self._failures.pop(known, None)
 
+    def doubt(self) -> None:
+        """Files or workers came: what could not be read before is read anew when next wanted."""
+        self._failures.clear()
+        self._reader.doubt()
+
     def prune(self, wanted: Collection[int]) -> None:
         """Keep only models that something waits for, so that memory follows the work and not its history."""
         for known in self._records.keys() - set(wanted):
@@ -104,7 +109,7 @@ class Catalogue:
         """The demand as last known for the row as it is, though its facts may have aged: good enough to see
         whether a waiting instance would fit."""
         record, kept = self._records.get(model_id), self._demands.get(model_id)
-        if record is None or kept is None or kept[1].spec != record.spec:
+        if record is None or kept is None or kept[1].spec != record.spec or kept[1].need.vram is None:
             return None
         return kept[1]
 
@@ -180,9 +185,14 @@ class Catalogue:
                 ),
             ),
             f"model {record.name} could not be read: {error}",
-            Cure.TIME | Cure.MODEL | Cure.FILES,
+            Cure.TIME | Cure.MODEL | Cure.FILES | (Cure.WORKER if self._on_workers(record) else Cure.NONE),
         )
         self._failures[record.id] = _Failure(
             record.version, outcome, self._clock() + min(0.5 * 2**times, 30.0), times
         )
         return outcome
+
+    @staticmethod
+    def _on_workers(record: ModelRecord) -> bool:
+        """Whether workers are asked for the files where this host does not have them."""
+        return record.spec is not None and record.spec.source is Source.LOCAL_PATH

@@ -58,13 +58,19 @@ class Intake:
         self._around = around
         self._clock = clock
         self._looked = 0.0
+        self._look_owed = False
         self._first = True
 
     async def run(self) -> None:
         while True:
-            news = await self._gathering.next()
+            news = Gathered()
+            with anyio.move_on_after(self._until_owed_look()):
+                news = await self._gathering.next()
             try:
-                await self._attend(news)
+                if news.anything:
+                    await self._attend(news)
+                if self._look_owed:
+                    await self._look_for_strays()
                 if self._queue.rescan_wanted:
                     self._gathering.rescan()
             except Contended:
@@ -78,6 +84,9 @@ class Intake:
             self._catalogue.forget(news.models)
         if news.cures & (Cure.FILES | Cure.BACKENDS) or news.full:
             self._judge.files = self._around.files = await self._store.ready_files()
+            self._judge.set_pools(await self._store.pools())
+        if news.cures & (Cure.FILES | Cure.WORKER):
+            self._catalogue.doubt()
         if news.deleted:
             self._view.reload_next()
         if news.created:  # before a scan, which would count them as found by it alone
@@ -129,9 +138,15 @@ class Intake:
         self._first = False
         self._reports.rescanned(len(rows), gone, changed, self._clock() - started)
 
+    def _until_owed_look(self) -> float | None:
+        return max(0.0, self._looked + _LIGHT_SCAN - self._clock()) if self._look_owed else None
+
     async def _look_for_strays(self) -> None:
+        """Not more often than once in a while, but never not at all: what wakes us now may be what a row
+        waits for whose replica is gone."""
         now = self._clock()
-        if now - self._looked < _LIGHT_SCAN:
+        self._look_owed = now - self._looked < _LIGHT_SCAN
+        if self._look_owed:
             return
         self._looked = now
         strays = [i for i in await self._store.pending_ids() if self._queue.lane_of(i) is None]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpustackd.domain.demand import Demand
+from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import Cure, NoFit, PoolStep, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement.engine_steps import EngineStep
@@ -60,7 +61,10 @@ def unknown_size(demand: Demand) -> NoFit:
     """A model whose size is not known: nothing is placed on a guess."""
     why = demand.need.unknown_because or demand.facts.unknown_because or "its files could not be read"
     reason = Reason("estimate.unknown", "estimate", f"the size of the model is not known: {why}"[:600], {})
-    return answer([reason], Cure.TIME | Cure.MODEL | Cure.FILES, ())
+    cures = Cure.TIME | Cure.MODEL | Cure.FILES
+    if demand.spec.source is Source.LOCAL_PATH:  # workers are asked for files that are not on this host
+        cures |= Cure.WORKER
+    return answer([reason], cures, ())
 
 
 def answer(reasons: Sequence[Reason], cures: Cure, pool: tuple[PoolStep, ...]) -> NoFit:

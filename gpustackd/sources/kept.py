@@ -30,6 +30,7 @@ class KeptFacts:
         self._clock = clock
         self._budget = budget
         self._entries: OrderedDict[object, Kept] = OrderedDict()
+        self._doubtful: set[object] = set()
         self._held = 0
 
     def fresh(self, key: object) -> ModelFacts | None:
@@ -49,13 +50,32 @@ class KeptFacts:
         self._entries.move_to_end(key)
         return entry.facts
 
-    def keep(self, key: object, facts: ModelFacts, files_key: str, seconds: float, config_bytes: int) -> None:
-        """Remember facts for so long; `config_bytes` is about what they weigh."""
+    def doubt(self) -> None:
+        """Facts that are not whole need a look at their source."""
+        for key in self._doubtful:
+            if (entry := self._entries.get(key)) is not None:
+                entry.until = self._clock()
+        self._doubtful.clear()
+
+    def keep(
+        self,
+        key: object,
+        facts: ModelFacts,
+        files_key: str,
+        seconds: float,
+        config_bytes: int,
+        *,
+        whole: bool = True,
+    ) -> None:
+        """Remember facts for so long; `config_bytes` is about what they weigh, `whole` whether all of them
+        could be read."""
+        (self._doubtful.discard if whole else self._doubtful.add)(key)
         if (old := self._entries.pop(key, None)) is not None:
             self._held -= old.weight
         entry = Kept(facts, files_key, self._clock() + seconds, config_bytes + ENTRY)
         self._entries[key] = entry
         self._held += entry.weight
         while self._held > self._budget and len(self._entries) > 1:
-            _, gone = self._entries.popitem(last=False)
+            key, gone = self._entries.popitem(last=False)
+            self._doubtful.discard(key)
             self._held -= gone.weight

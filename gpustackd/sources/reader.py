@@ -84,6 +84,11 @@ class Reader:
         """Facts at hand without any IO, or None."""
         return self._kept.fresh(facts_key(spec))
 
+    def doubt(self) -> None:
+        """What could not be read before may be there now: read it anew when it is next asked for."""
+        self._failed.clear()
+        self._kept.doubt()
+
     async def facts(self, spec: ModelSpec) -> ModelFacts:
         """Facts of one model, read if need be. Raise ModelUnreadable."""
         key = facts_key(spec)
@@ -270,11 +275,12 @@ class Reader:
     ) -> ModelFacts:
         facts = assemble(spec, parts, label)
         seconds = self._options.hub_fresh
-        if parts.weight_bytes is None or parts.config_error is not None or not files_key:
+        whole = parts.weight_bytes is not None and parts.config_error is None and bool(files_key)
+        if not whole:
             seconds = self._options.failure_fresh
         elif spec.source is Source.LOCAL_PATH:
             seconds = self._options.local_fresh
-        self._kept.keep(key, facts, files_key, seconds, config_bytes)
+        self._kept.keep(key, facts, files_key, seconds, config_bytes, whole=whole)
         return facts
 
     def _remember_failure(self, key: object, e: ModelUnreadable) -> None:
