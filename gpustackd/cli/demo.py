@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
 from gpustackd.cli.demonstration.narration import Narration
-from gpustackd.cli.output import console, print_table
-from gpustackd.errors import GpustackdError
+from gpustackd.cli.demonstration.words import summary, waiting_words
+from gpustackd.cli.output import console
 
 if TYPE_CHECKING:
     from gpustackd.cli.demonstration.replicas import Replica
@@ -139,34 +139,9 @@ async def _apply(connection: Connection, files: Sequence[Path]) -> str:
     return f"{kinds['Worker']} workers with {cards} GPUs, {kinds['Model']} models"
 
 
-class KillFirstToWork:
-    """Kills, at once and for good, the first of the daemons that says it works on an instance."""
-
-    def __init__(self, among: Sequence[Replica]) -> None:
-        self._among = among
-        self._victim: Replica | None = None
-        self._dead = anyio.Event()
-        for replica in among:
-            replica.on_event = self._heard
-
-    def _heard(self, replica: Replica, event: str) -> None:
-        if event == "instance.analyzing" and self._victim is None:
-            self._victim = replica
-            replica.kill()
-            self._dead.set()
-
-    async def sprung(self) -> Replica:
-        """The one that was killed, once the kernel has it."""
-        with anyio.move_on_after(PATIENCE):
-            await self._dead.wait()
-        if self._victim is None:
-            raise GpustackdError(f"no daemon took up the burst within {PATIENCE:.0f} s", "look at its log")
-        await self._victim.ended.wait()
-        return self._victim
-
-
 async def _storm(told: Narration, connection: Connection, made: Sequence[Replica]) -> None:
     """All instances, in bursts of plain SQL; one daemon is killed while it works on a burst."""
+    from gpustackd.cli.demonstration.replicas import KillFirstToWork
     from gpustackd.examples import folder
     from gpustackd.store import watch
     from gpustackd.store.inventory import Inventory
@@ -174,7 +149,7 @@ async def _storm(told: Narration, connection: Connection, made: Sequence[Replica
 
     told.say("\nSixty instances by plain SQL, in bursts")
     for number, burst in enumerate(statements(folder() / "instances.sql"), 1):
-        trap = KillFirstToWork(made) if number == BURST_OF_THE_KILL else None
+        trap = KillFirstToWork(made, PATIENCE) if number == BURST_OF_THE_KILL else None
         count = await watch.run_sql(connection, burst)
         with told.step(f"burst {number}, {count} instances") as notes:
             if trap is not None:
@@ -204,7 +179,7 @@ async def _look(told: Narration, connection: Connection) -> None:
     instances = await inventory.rows("instances")
     gpus = await inventory.rows("gpus")
     told.say("\nWhat became of them")
-    _summary(told, instances)
+    summary(told, instances)
     told.say(f"\nThe fleet: {legend(gpus)}")
     width = min(told.out.width, WIDTH)
     told.out.print(picture(await inventory.rows("workers"), gpus, width), end="")
@@ -225,44 +200,6 @@ async def _look(told: Narration, connection: Connection) -> None:
         all(i["state"] == "PENDING" for i in hopeless),
         f"the {len(hopeless)} that fit nowhere were put nowhere",
     )
-
-
-def _summary(told: Narration, instances: Sequence[dict[str, Any]]) -> None:
-    """A row for each model: how many were asked for, how many are placed, on what."""
-    models = sorted({i["model"] for i in instances})
-    rows = []
-    for model in models:
-        mine = [i for i in instances if i["model"] == model]
-        placed = [i for i in mine if i["worker"]]
-        each = "-"
-        if placed:
-            cards = sorted({len(i["gpu_indexes"]) for i in placed})
-            sizes = sorted({round(i["vram"] / len(i["gpu_indexes"]) / 2**30, 1) for i in placed})
-            each = f"{_range(cards)} x {_range(sizes)} GiB"
-        workers = Counter(i["worker"] for i in placed)
-        where = ", ".join(f"{w}" + (f" x{n}" if n > 1 else "") for w, n in sorted(workers.items()))
-        rows.append((f"  {model}", len(mine), len(placed), each, where or "-"))
-    headings = ["  MODEL", "ASKED", "PLACED", "BOOKED FOR EACH", "ON"]
-    print_table(told.out, headings, rows, right=["ASKED", "PLACED"])
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{values[0]}" if len(values) == 1 else f"{values[0]}–{values[-1]}"
-
-
-def waiting_words(instances: Sequence[dict[str, Any]]) -> list[str]:
-    """Each reason once, with the instances that it keeps waiting and the newest of its messages."""
-    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for i in instances:
-        if i["state"] == "PENDING":
-            codes = (f"{r['filter']}:{r['code']}" for r in i["reasons"])
-            alike.setdefault((i["model"], *codes), []).append(i)
-    lines: list[str] = []
-    for waiting in alike.values():
-        lines.append(", ".join(i["name"] for i in waiting))
-        newest = max(waiting, key=lambda i: int(i["id"]))
-        lines.extend(f"    {line}" for line in (newest["state_message"] or "").strip().splitlines())
-    return lines
 
 
 async def _free(told: Narration, connection: Connection) -> None:

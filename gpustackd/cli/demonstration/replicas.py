@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,6 +105,34 @@ class Replica:
 async def _first(event: anyio.Event, group: TaskGroup) -> None:
     await event.wait()
     group.cancel_scope.cancel()
+
+
+class KillFirstToWork:
+    """Kills, at once and for good, the first of the daemons that says it works on an instance."""
+
+    def __init__(self, among: Sequence[Replica], patience: float) -> None:
+        self._patience = patience
+        self._victim: Replica | None = None
+        self._dead = anyio.Event()
+        for replica in among:
+            replica.on_event = self._heard
+
+    def _heard(self, replica: Replica, event: str) -> None:
+        if event == "instance.analyzing" and self._victim is None:
+            self._victim = replica
+            replica.kill()
+            self._dead.set()
+
+    async def sprung(self) -> Replica:
+        """The one that was killed, once the kernel has it."""
+        with anyio.move_on_after(self._patience):
+            await self._dead.wait()
+        if self._victim is None:
+            raise GpustackdError(
+                f"no daemon took up the burst within {self._patience:.0f} s", "look at its log"
+            )
+        await self._victim.ended.wait()
+        return self._victim
 
 
 @asynccontextmanager

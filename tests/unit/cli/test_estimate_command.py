@@ -1,0 +1,102 @@
+"""`gpustackd estimate` on model directories: what is counted, what is refused, in which shape."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpustackd.cli.estimate import Hub, spec_of
+from gpustackd.cli.program import main
+from gpustackd.domain.model_spec import Source
+from gpustackd.errors import UsageError
+from gpustackd.examples.catalogue import model_documents
+from gpustackd.examples.sparse import ModelFiles, write_model
+
+EXAMPLES = {d["name"]: d for d in model_documents()}
+
+
+def estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["gpustackd", "estimate", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    said = capsys.readouterr()
+    return int(caught.value.code or 0), said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("name", "claim"),
+    [
+        ("bge-base-en", int(437955512 * 1.2) + 512 * 2**20),  # not the same weights a second time as .bin
+        ("qwen2.5-7b", int(15231271856 * 1.2) + 2 * 2**30),
+        ("deepseek-r1", int(688586727753 * 1.2) + 2 * 2**30),
+    ],
+)
+def test_the_claim_follows_the_bytes_of_the_one_format_that_is_loaded(
+    name: str, claim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, ModelFiles.of(EXAMPLES[name]["x-files"]))
+    code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "-o", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert {
+        "source",
+        "backend",
+        "architecture",
+        "categories",
+        "weights",
+        "claim",
+        "parts",
+        "warnings",
+    } <= set(found)
+    assert found["claim"] == {"vram": claim, "ram": 0}
+    assert found["weights"] == EXAMPLES[name]["x-files"]["weight_bytes"]
+    assert {"weights", "kv_cache", "compute", "overhead"} <= set(found["parts"])
+
+
+def test_what_each_gpu_holds_is_shown_where_there_are_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen3-8b"]["x-files"]))
+    code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "--param=--tensor-parallel-size=2")
+    assert code == 0
+    assert "ON EACH OF 2 GPUS" in out
+    assert "all GPUs together must offer 20.31 GiB" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("/nowhere/at/all",), 1, "/nowhere/at/all does not exist"),
+        (("nothing",), 2, "neither a path that is there nor a repository"),
+        (("{}", "--param=--tensor-parallel-size=x"), 2, "--tensor-parallel-size is 'x', not a whole number"),
+    ],
+)
+def test_what_cannot_be_estimated_is_told_without_a_traceback(
+    arguments: tuple[str, ...],
+    code: int,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen2.5-0.5b"]["x-files"]))
+    found = estimate(monkeypatch, capsys, *(a.format(tmp_path) for a in arguments))
+    assert found[0] == code
+    assert expected in found[2]
+    assert "Traceback" not in found[2]
+
+
+def test_a_path_that_is_there_is_read_and_anything_else_is_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert spec_of("owner/name", None, None, (), (), None).local_path == str(tmp_path / "owner" / "name")
+    assert spec_of("./new", None, None, (), (), None).source is Source.LOCAL_PATH
+    assert spec_of("owner/other", None, None, (), (), None).huggingface_repo_id == "owner/other"
+    assert spec_of("owner/name", Hub.MODEL_SCOPE, None, (), (), "v1").model_scope_model_id == "owner/name"
+    with pytest.raises(UsageError):
+        spec_of("other", None, None, (), (), None)
