@@ -64,6 +64,13 @@ SELECT 'gpu ' || w.name || ':' || g.type || ':' || g.index, 'capacity, openness 
     OR g.open <> (w.state = 'READY' AND g.schedulable)
     OR g.unified <> w.unified_memory
 UNION ALL
+SELECT 'worker ' || w.name, 'capacity disagrees with its total and reserves'
+  FROM workers w
+ WHERE w.ram_capacity IS DISTINCT FROM
+       CASE WHEN w.ram_total IS NULL THEN NULL
+            ELSE greatest(w.ram_total - w.ram_reserved
+                          - CASE WHEN w.unified_memory THEN w.vram_reserved ELSE 0 END, 0) END
+UNION ALL
 SELECT 'claim ' || c.id, 'of a worker, GPU or instance that does not exist'
   FROM instance_claims c
  WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = c.worker_id)
@@ -75,11 +82,22 @@ SELECT 'claim ' || c.id, 'of a worker, GPU or instance that does not exist'
         4,
         "placed rows hold a place and a claim, waiting rows hold nothing",
         """
-WITH listed AS (
-    SELECT i.id, i.worker_id, i.gpu_type, x.value AS index
+WITH parts AS (
+    SELECT i.id, i.worker_id, i.gpu_type, i.gpu_indexes FROM model_instances i WHERE i.worker_id IS NOT NULL
+    UNION ALL
+    SELECT i.id, CASE WHEN s.value ->> 'worker_id' ~ '^[0-9]{1,18}$' THEN (s.value ->> 'worker_id')::bigint END,
+           s.value ->> 'gpu_type', s.value -> 'gpu_indexes'
       FROM model_instances i, jsonb_array_elements(
-           CASE jsonb_typeof(i.gpu_indexes) WHEN 'array' THEN i.gpu_indexes ELSE '[]' END) x
-     WHERE i.worker_id IS NOT NULL)
+           CASE jsonb_typeof(i.distributed_servers -> 'subordinate_workers')
+                WHEN 'array' THEN i.distributed_servers -> 'subordinate_workers' ELSE '[]' END) s
+     WHERE i.worker_id IS NOT NULL),
+listed AS (
+    SELECT p.id, p.worker_id, p.gpu_type, x.value AS index
+      FROM parts p, jsonb_array_elements(
+           CASE jsonb_typeof(p.gpu_indexes) WHEN 'array' THEN p.gpu_indexes ELSE '[]' END) x),
+booked AS (
+    SELECT c.instance_id AS id, g.worker_id, g.type, to_jsonb(g.index) AS index
+      FROM instance_claims c JOIN gpu_devices g ON g.id = c.gpu_device_id)
 SELECT 'instance ' || i.name AS what, i.state || ' without worker, claim or ledger row' AS how
   FROM model_instances i
  WHERE i.state NOT IN ('PENDING', 'ANALYZING', 'ERROR')
@@ -99,21 +117,20 @@ SELECT 'instance ' || i.name, 'ERROR with half a placement'
    AND ((i.worker_id IS NULL) <> (i.computed_resource_claim IS NULL)
         OR (i.worker_id IS NULL) = EXISTS (SELECT FROM instance_claims c WHERE c.instance_id = i.id))
 UNION ALL
-SELECT 'instance ' || i.name, 'a GPU index twice: ' || i.gpu_indexes::text
-  FROM model_instances i
- WHERE i.id IN (SELECT id FROM listed GROUP BY id, index HAVING count(*) > 1)
+SELECT 'instance ' || i.name, format('GPU index %s twice on worker %s', l.index, l.worker_id)
+  FROM listed l JOIN model_instances i ON i.id = l.id
+ GROUP BY i.name, l.id, l.worker_id, l.gpu_type, l.index HAVING count(*) > 1
 UNION ALL
-SELECT 'instance ' || i.name, 'GPU index ' || l.index::text || ' does not exist there'
+SELECT 'instance ' || i.name, format('GPU index %s does not exist on worker %s', l.index, l.worker_id)
   FROM listed l JOIN model_instances i ON i.id = l.id
  WHERE NOT EXISTS (SELECT FROM gpu_devices g
                     WHERE g.worker_id = l.worker_id AND g.type = l.gpu_type AND to_jsonb(g.index) = l.index)
 UNION ALL
-SELECT 'instance ' || i.name, 'gpu_indexes and ledger disagree'
+SELECT 'instance ' || i.name, 'GPU indexes and ledger disagree'
   FROM model_instances i
- WHERE i.worker_id IS NOT NULL
-   AND (SELECT count(*) FROM listed l WHERE l.id = i.id)
-       <> (SELECT count(*) FROM instance_claims c
-            WHERE c.instance_id = i.id AND c.part = 'main' AND c.gpu_device_id IS NOT NULL)""",
+ WHERE i.id IN (SELECT x.id FROM (SELECT * FROM listed EXCEPT SELECT * FROM booked) x)
+    OR i.worker_id IS NOT NULL
+       AND i.id IN (SELECT x.id FROM (SELECT * FROM booked EXCEPT SELECT * FROM listed) x)""",
     ),
     (
         5,

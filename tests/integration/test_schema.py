@@ -21,7 +21,8 @@ CONTRACT = {
     " vram_total vram_used vram_used_at links network schedulable",
     "models": "name owner cluster_id source huggingface_repo_id huggingface_filename model_scope_model_id"
     " model_scope_file_path local_path revision replicas categories backend backend_version"
-    " backend_parameters image_name run_command env placement_strategy cpu_offloading distributed_inference_across_workers"
+    " backend_parameters image_name run_command env placement_strategy cpu_offloading"
+    " distributed_inference_across_workers"
     " worker_selector gpu_selector gpu_type_selector speculative_config extended_kv_cache lora_list roles"
     " disaggregation gather scaling_schedule restart_on_error priority preemption",
     "model_instances": "name model_id state state_message priority role group_id group_size draining_since"
