@@ -23,6 +23,8 @@ class Columns:
         self.tick = 0
         self.count = 0
         """Positions in use run from 0 to count - 1; some may be dead (`alive`)."""
+        self.inventory = 0
+        """Rises whenever a GPU appears, goes or has another size."""
         self._largest: tuple[int, int] | None = None
         self.types: list[str] = []
         self._type_code: dict[str, int] = {}
@@ -124,6 +126,11 @@ class Columns:
         """Stamp a worker as changed."""
         self.tick += 1
         self.touched[w] = self.tick
+
+    def inventory_changed(self) -> None:
+        """Note that a GPU appeared, went or has another size."""
+        self.inventory += 1
+        self._largest = None
 
     # -- what is free ------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class Fleet(Occupancy):
         self.gpu_over[place] = row.over_committed
         total = UNKNOWN if row.vram_total is None else row.vram_total
         if fresh or total != self.vram_total[place]:
-            self._largest = None
+            self.inventory_changed()
         self.vram_total[place] = total
         self.vram_capacity[place] = UNKNOWN if row.capacity is None else row.capacity
         self.vram_allocated[place] = row.vram_allocated
@@ -121,7 +121,7 @@ class Fleet(Occupancy):
         del self.slot[gpu_id]
         del self.gpu_rows[gpu_id]
         self._clear_gpu(place)
-        self._largest = None
+        self.inventory_changed()
         self.touch(place[0])
 
     def drop_worker(self, worker_id: int) -> None:

@@ -45,7 +45,7 @@ class HandPicked:
         """The selection as it is now, and every way to use it."""
         search, rules = self.search, self.rules
         selection = resolve(search.fleet, self.spec.gpu_ids, rules, search.bits.tolist())
-        if self.heterogeneous():
+        if self.heterogeneous() or (rules.compat and self._scattered()):
             return selection, []
         full = [] if rules.gpu_count < 2 else busy(search.fleet, [c.w for c in selection.cards], rules.engine)
         return selection, candidates(selection.cards, rules, search.fleet, full, turn)
@@ -54,6 +54,10 @@ class HandPicked:
         """All of the selection is needed at once, and it is of several types."""
         ids = self.spec.gpu_ids
         return len({g.type for g in ids}) > 1 and self.rules.gpu_count == len(ids) and len(ids) > 1
+
+    def _scattered(self) -> bool:
+        """The selection lies on several workers, and the engine cannot span them."""
+        return not self.rules.spans and len({g.worker for g in self.spec.gpu_ids}) > 1
 
     def allowed(self, found: Sequence[Candidate]) -> tuple[list[Candidate], bool]:
         """Candidates that may be taken, and whether they over-commit."""
@@ -130,13 +134,19 @@ class HandPicked:
                 f"{len(cards)} of the {len(self.spec.gpu_ids)} selected GPUs can be used, {count} are needed"
             )
             return _reason("too_few", text, **params)
-        if n >= count or len(by_worker) > 1:
+        if n >= count or (len(by_worker) > 1 and self.rules.spans):
             need = max(self.rules.ram, self.rules.ram_static or 0)
             text = (
                 f"the workers of the selected GPUs lack RAM ({gib(need)} needed), or hold another "
                 "distributed instance already"
             )
             return _reason("worker_full", text, **params)
+        if not self.rules.spans and len(by_worker) > 1:
+            text = (
+                f"this engine cannot span workers: {count} of the selected GPUs must lie on one worker, "
+                f"the most are on {name} ({n})"
+            )
+            return _reason("scattered", text, **params)
         text = f"worker {name} has {n} of the selected GPUs, {count} are needed on one worker"
         return _reason("too_few", text, **params)
 

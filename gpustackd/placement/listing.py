@@ -9,19 +9,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gpustackd.domain.demand import Engine
 from gpustackd.domain.fleet import Fleet, Ints
 from gpustackd.placement.engine_steps import EngineStep
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.hand_picked import HandPicked
 from gpustackd.placement.over_workers import OverWorkers
 from gpustackd.placement.search import Search
-from gpustackd.placement.tiers import ManyGpus, OneGpu
+from gpustackd.placement.tiers import CpuOnly, ManyGpus, OneGpu
 
 
 def choices(search: Search) -> list[Choice]:
     """Every candidate of the first step that has one, not scored yet."""
     search.refresh()
     rows = np.flatnonzero(search.bits == 0)
+    if search.rules.compat and search.rules.engine is Engine.SGLANG:  # most GPUs first
+        gpus = np.count_nonzero(search.fleet.gpu_id[rows], axis=1)
+        rows = rows[np.argsort(-gpus, kind="stable")]
     for step in search.ladder:
         if isinstance(step, HandPicked):
             return step.choices(0)
@@ -37,6 +41,9 @@ def choices(search: Search) -> list[Choice]:
 def _seats(search: Search, step: object, rows: Ints) -> Iterator[tuple[Seat, ...]]:
     if isinstance(step, EngineStep):
         yield from step.listing(rows)
+        return
+    if isinstance(step, CpuOnly):
+        yield from ((seat,) for seat in step.listing(rows))
         return
     if isinstance(step, OverWorkers) and not search.rules.compat:
         best = step.choose(0)

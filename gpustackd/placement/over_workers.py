@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gpustackd.domain.fleet import Ints
 from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.fit.limit import mask
+from gpustackd.placement.fit.one_worker import memory_groups
 from gpustackd.placement.fit.rules import Taking
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.fit.topology import Unworkable, layout
@@ -153,7 +154,7 @@ class OverWorkers(Tier):
                 if alike:
                     yield from alike
                 elif len(kinds) > 1:
-                    yield from self._mixed(code, gpus, kinds)
+                    yield from self._mixed(code, gpus, self._similar(kinds))
 
     def _hosts(self, gpus: int, fewest: int, there: int) -> int | None:
         """How many workers to take, at least `fewest`, of `there`; None where that cannot be."""
@@ -178,6 +179,13 @@ class OverWorkers(Tier):
         except Unworkable as why:
             return str(why)
         return None
+
+    def _similar(self, kinds: list[int]) -> list[int]:
+        """Kinds that may be mixed: for SGLang those whose cards are about as large as the largest."""
+        if not self.rules.grouped:
+            return kinds
+        largest = max(self.kinds[k].booked for k in kinds)
+        return [k for k in kinds if self.kinds[k].booked >= 0.9 * largest]
 
     def _alike(self, code: int, gpus: int, kinds: list[int], counts: Ints) -> Iterator[Option]:
         for k in kinds:
@@ -239,8 +247,9 @@ class OverWorkers(Tier):
         found, ok, claim, gpus = self._look(rows, code)
         if self.rules.taking is Taking.SPLIT:  # the peer counts whole cards, and books nothing
             claim = np.where(found.type == code, found.total, 0)
-        if np.count_nonzero(gpus) < 2:
+        if np.count_nonzero(gpus) < 2 or (self.rules.grouped and not self._group_serves(found, code)):
             return
+        count = 0 if self.rules.grouped else self.rules.gpu_count
         for g in sorted(set(gpus[gpus > 0].tolist()), reverse=True):
             bucket = np.flatnonzero(gpus == g)
             if len(bucket) < 2 or not self.rules.divisors.allows(g):
@@ -252,11 +261,26 @@ class OverWorkers(Tier):
                     continue
                 taken.append(r)
                 total += int(claim[r].sum())
-                if self.rules.gpu_count:
-                    if len(taken) * g < self.rules.gpu_count:
+                if count:
+                    if len(taken) * g < count:
                         continue
-                    if len(taken) * g > self.rules.gpu_count:
+                    if len(taken) * g > count:
                         break
                 if total >= self.rules.vram and self.workable(g, len(taken)) is None:
                     yield tuple(self.seats(rows[taken], code))
                     return
+
+    def _group_serves(self, found: Cards, code: int) -> bool:
+        """The peer's look beforehand: some group of about equally free cards, over all workers, lies evenly
+        on the workers that have a part in it, with the share free on each."""
+        enough, _ = portions(found, self.rules)
+        held = found.ram >= self.rules.ram_floor
+        mine = (found.type == code) & found.usable & held[:, None]
+        groups = memory_groups(found.free.reshape(1, -1), mine.reshape(1, -1)).reshape(mine.shape)
+        for k in range(int(groups.max(initial=-1)) + 1):
+            members = groups == k
+            parts = members.sum(axis=1)
+            parts = parts[parts > 0]
+            if parts.sum() > 1 and not np.any(members & ~enough) and len(set(parts.tolist())) == 1:
+                return True
+        return False

@@ -17,14 +17,16 @@ from gpustackd.placement.engine_steps import engine_steps
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.fit.cards import Cards, cards
+from gpustackd.placement.fit.fractions import follows_cards, fractions, with_fractions
 from gpustackd.placement.fit.rules import Rules
 from gpustackd.placement.fit.seat import Choice, Seat
+from gpustackd.placement.fit.static_fraction import Fraction
 from gpustackd.placement.hand_picked import HandPicked
 from gpustackd.placement.over_workers import OverWorkers
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.score.locality import Warm, shares, warm
 from gpustackd.placement.score.strategy import Scorer, Seats
-from gpustackd.placement.tiers import BEST, EPSILON, ManyGpus, OneGpu
+from gpustackd.placement.tiers import BEST, EPSILON, CpuOnly, ManyGpus, OneGpu
 
 Floats = NDArray[np.float64]
 NOBODY: Mapping[int, int] = {}
@@ -62,10 +64,16 @@ class Search:
             policy.compat,
         )
         self.first_fit = self.scorer.strategy is Strategy.FIRST_FIT
+        self.fractions: Mapping[str, Fraction] = {}
+        """GPU type -> static fraction, where the share of a card follows from the cards."""
+        self._follows_cards = follows_cards(demand, rules)
+        self._followed: tuple[int, int] | None = None
         self.ladder: tuple[Step, ...] = self._ladder()
         self._cards: tuple[int, Cards] | None = None
         self._tick = -1
         self._size = 0
+        self.filtered = 0
+        """Rises whenever the filters let other workers through."""
         self._pool: tuple[PoolStep, ...] | None = None
         self._warm = Warm()
         self._warm_shares: Floats | None = None
@@ -76,13 +84,19 @@ class Search:
             return (HandPicked(self),)
         if own := engine_steps(self):
             return own
+        if self.rules.cpu_only:
+            return (CpuOnly(self),)
         tiers: list[Step] = []
+        # the peer looks past one GPU even where one is asked for, and finds nothing more
+        more = self.rules.gpu_count != 1
         if self.rules.gpu_count <= 1:
             tiers.append(OneGpu(self))
-        if self.rules.gpu_count != 1 and self.rules.several:
+        if more:
             tiers.append(ManyGpus(self))
-        if self.rules.gpu_count != 1 and self.rules.distributed:
+        if more and self.rules.distributed:
             tiers.append(OverWorkers(self))
+        if self.rules.cpu:
+            tiers.append(CpuOnly(self))
         return tuple(tiers)
 
     # -- keeping up ------------------------------------------------------------------------------------
@@ -103,13 +117,29 @@ class Search:
         if not len(rows):
             return
         bits = chain.failures(self.filters, fleet, rows)
-        if self._pool is not None and not np.array_equal(bits, self.bits[rows]):
+        if not np.array_equal(bits, self.bits[rows]):
             self._pool = None
+            self.filtered += 1
         self.bits[rows] = bits
         counts = fleet.model_on_worker.get(self.model_id)
         self.mine[rows] = [counts.get(w, 0) for w in rows.tolist()] if counts else 0
         if self._labels is not None and self.gain is not None:
             self.gain[rows] = self._labels.preference(fleet, rows)
+        if self._follows_cards:
+            self._follow_cards()
+
+    def _follow_cards(self) -> None:
+        """Work out the share of a card anew where workers or cards are others than before."""
+        now = (self.fleet.inventory, self.filtered)
+        if self._followed == now:
+            return
+        self._followed = now
+        found = fractions(self.fleet, (self.bits == 0).nonzero()[0], self.demand, self.rules)
+        if found != self.fractions:
+            self.fractions = found
+            self.rules = with_fractions(self.rules, found)
+            self._cards = None
+            self.ladder = self._ladder()
 
     @property
     def pool(self) -> tuple[PoolStep, ...]:
@@ -211,12 +241,17 @@ class Search:
         mine[where, slots] = counts
         return mine
 
-    def rank(self, idx: Ints, value: Floats) -> tuple[Floats, Mapping[str, Floats]]:
-        """Total score and its parts for offers on worker positions `idx` with card values `value`."""
+    def rank(self, idx: Ints, value: Floats, bare: bool = False) -> tuple[Floats, Mapping[str, Floats]]:
+        """Total score and its parts for offers on worker positions `idx` with card values `value`
+        (`bare`: without GPUs, by the RAM they take)."""
         mine = self.mine[idx]
-        parts: dict[str, Floats] = {
-            "placement": self.scorer.worker(value, mine, self.fleet.occupants[idx] - mine)
-        }
+        others = self.fleet.occupants[idx] - mine
+        if bare:
+            ram = self.fleet.ram_free[idx]
+            placed = self.scorer.without_cards(self.rules.ram_claim(0), ram, mine, others)
+        else:
+            placed = self.scorer.worker(value, mine, others)
+        parts: dict[str, Floats] = {"placement": placed}
         total = parts["placement"]
         local = self._locality()
         if local is not None:

@@ -29,6 +29,8 @@ def shortfall(search: Search, rows: Ints) -> list[Reason]:
     usable = found.usable.any(axis=1)
     short_of_ram = usable & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
     short = usable & ~short_of_ram
+    if rules.cpu_only:
+        return [_cpu(search, rows)]
     reasons = [needs(search.demand, rules)]
     if not has_gpu.all():
         count = int(np.count_nonzero(~has_gpu))
@@ -37,10 +39,37 @@ def shortfall(search: Search, rows: Ints) -> list[Reason]:
         reasons.append(_closed(fleet, rows[has_gpu & ~usable]))
     if short_of_ram.any():
         reasons.append(_ram(fleet, rules, rows, found, short_of_ram))
+    reasons.extend(_too_small_cards(search))
     if short.any():
         at = np.flatnonzero(short)
         reasons.extend(_vram(search, _subset(found, at), rows[at]))
+    if rules.cpu:
+        reasons.append(_cpu(search, rows))
     return reasons
+
+
+def _too_small_cards(search: Search) -> list[Reason]:
+    """GPU types on which the engine's own reserve leaves nothing for the model."""
+    reasons: list[Reason] = []
+    for kind, f in search.fractions.items():
+        if f.value <= 0:
+            text = (
+                f"on cards of type {kind} the engine reserves {f.reserved / 1024:.2f} GiB, and the smallest "
+                f"has {f.card / 1024:.2f} GiB: nothing is left for the model"
+            )
+            reasons.append(_fit("no_fraction", text, type=kind, fraction=f.value, reserved_mib=f.reserved,
+                                card_mib=f.card))  # fmt: skip
+    return reasons
+
+
+def _cpu(search: Search, rows: Ints) -> Reason:
+    """CPU inference is possible, and RAM is short for it."""
+    need = search.rules.ram_floor
+    ram = search.fleet.free_ram(rows)
+    at = int(np.argmax(ram))
+    name = search.fleet.row(int(rows[at])).name
+    text = f"without a GPU {gib(need)} of RAM are needed; the most is free on {name}: {gib(int(ram[at]))}"
+    return _fit("cpu", text, worker=name, free_bytes=int(ram[at]), need_bytes=need)
 
 
 def needs(demand: Demand, rules: Rules) -> Reason:
@@ -114,6 +143,8 @@ def _vram(search: Search, found: Cards, rows: Ints) -> list[Reason]:
         percent = int(100 * free / total) if total > 1 else 0
         text = f"{head}; the largest free GPU is {name}: {gib(free)} free of {gib(total)} ({percent} %)"
         text += f", needed {gib(rules.vram)}"
+        if rules.taking is Taking.EACH:
+            text += " on every GPU that takes a part"
         reasons.append(
             _fit("one_gpu", text, workers=count, gpu=name, free_bytes=free, total_bytes=total,
                  free_percent=percent, need_bytes=rules.vram)

@@ -139,7 +139,7 @@ class OneWorkerTier(Tier):
         idx = self.offering
         if not len(idx):
             return None
-        scores, parts = self.search.rank(idx, self.value[idx])
+        scores, parts = self.rank(idx)
         ties = self.search.ties(idx, scores, self.booked[idx])
         at = int(ties[turn % len(ties)])
         return Choice(
@@ -149,6 +149,10 @@ class OneWorkerTier(Tier):
             {k: float(v[at]) for k, v in parts.items()},
             also=self._best(idx, scores, parts, at, ties),
         )
+
+    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Floats]]:
+        """Total scores of these positions' offers, and their parts."""
+        return self.search.rank(idx, self.value[idx])
 
     def _best(
         self, idx: Ints, scores: Floats, parts: Mapping[str, Floats], first: int, ties: Ints
@@ -217,6 +221,31 @@ class OneGpu(OneWorkerTier):
         fits &= self.fleet.gpu_type[rows] == code
         for r, s in np.argwhere(fits).tolist():
             yield Seat(int(rows[r]), (s,), (int(claim[r, s]),))
+
+
+class CpuOnly(OneWorkerTier):
+    """No GPU: a worker with enough RAM."""
+
+    step = "cpu"
+
+    def hopeless(self) -> bool:
+        return False
+
+    def look(self, rows: Ints) -> None:
+        self.fleet.renew()
+        self.count[rows] = self.fleet.ram_free[rows] >= self.rules.ram_floor
+
+    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Floats]]:
+        return self.search.rank(idx, self.value[idx], bare=True)
+
+    def seat(self, w: int, turn: int) -> Seat:
+        return Seat(w)
+
+    def listing(self, rows: Ints) -> Iterator[Seat]:
+        """Every worker with the RAM, in the order of rows."""
+        self.refresh()
+        for w in rows[self.count[rows] > 0].tolist():
+            yield Seat(w)
 
 
 class ManyGpus(OneWorkerTier):

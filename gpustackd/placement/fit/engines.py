@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit import mindie, pool, vllm
+from gpustackd.placement.fit import custom, mindie, pool, sglang, vllm
 from gpustackd.placement.fit.rules import Rules
 
 BY_ENGINE: Mapping[Engine, Callable[[Demand, bool], Rules]] = {
     Engine.VLLM: vllm.rules,
+    Engine.SGLANG: sglang.rules,
+    Engine.CUSTOM: custom.rules,
+    Engine.ROUTER: custom.rules,
     Engine.MINDIE: mindie.rules,
     Engine.VGPU: pool.rules,
     Engine.WHOLE_CARD: pool.rules,

@@ -128,7 +128,7 @@ def candidates(
                 found.extend(_candidate([[c]], rules, cards) for c in mine)
             elif len(mine) >= count:
                 found.append(_candidate([_pick(mine, count, rules, turn)], rules, cards))
-    if count > 1 and not found:
+    if count > 1 and not found and rules.spans:
         for workers in by_type.values():
             parts = _over_workers(workers, count, rules, busy)
             if parts:

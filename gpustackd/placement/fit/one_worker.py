@@ -43,19 +43,27 @@ def sizes(rules: Rules, slots: int) -> list[int]:
     return [n for n in range(1 if rules.compat else 2, slots + 1) if rules.divisors.allows(n)]
 
 
-def several(found: Cards, rules: Rules, code: int, load: NDArray[Any] | None = None) -> Several:
-    """Look at the cards of type `code` of every worker; of cards that are equally free those with less
-    `load` (R, S) are taken first."""
+def several(
+    found: Cards, rules: Rules, code: int, load: NDArray[Any] | None = None, within: Bools | None = None
+) -> Several:
+    """Look at the cards of type `code` of every worker (those in `within`, (R, S)); of cards that are
+    equally free those with less `load` (R, S) are taken first."""
+    if rules.compat and rules.taking is Taking.AT_LEAST:
+        return _all_cards(found, rules, code)
+    if rules.grouped and within is None:
+        return _by_groups(found, rules, code, load)
     mine = found.type == code
     enough, least = portions(found, rules, rules.compat and not rules.grouped)
     enough &= mine
+    if within is not None:
+        enough &= within
     r, s = enough.shape
     free = np.where(enough, found.free, -1)
     order = np.argsort(-free, axis=1, kind="stable") if load is None else np.lexsort((load, -free), axis=1)
     at = np.arange(r)[:, None]
     free = free[at, order]
     claim = np.where(enough, least, 0)
-    if rules.taking is Taking.SPLIT and rules.compat:  # the peer books all that is free
+    if rules.compat and rules.taking in (Taking.SPLIT, Taking.EACH):  # the peer books all that is free
         claim = np.where(enough, found.free, 0)
     sums = np.cumsum(claim[at, order], axis=1)
     holds = _holds(rules, sums, free)
@@ -82,12 +90,79 @@ def several(found: Cards, rules: Rules, code: int, load: NDArray[Any] | None = N
 
 def _holds(rules: Rules, sums: Ints, free: Ints) -> Bools:
     """(R, S) whether the first 1, 2, … cards in their order hold the model; both arrays are in that order."""
+    if rules.taking is Taking.SHARE or rules.compat:
+        return sums >= rules.vram
     if rules.taking is Taking.EACH:
         return free >= rules.vram
-    if rules.taking is Taking.SHARE or (rules.compat and rules.taking is Taking.SPLIT):
-        return sums >= rules.vram
     # the least free of the cards must hold an even part
     return free >= -(-rules.vram // np.arange(1, sums.shape[1] + 1))
+
+
+def _by_groups(found: Cards, rules: Rules, code: int, load: NDArray[Any] | None) -> Several:
+    """Cards with about the same free memory only, the smallest group that serves (selectors spec 10.3)."""
+    enough, _ = portions(found, rules)
+    groups = memory_groups(found.free, (found.type == code) & found.usable)
+    r, s = groups.shape
+    result = Several(
+        np.zeros(r, np.int16), np.tile(np.arange(s), (r, 1)), np.zeros(r, np.int64),
+        np.zeros((r, s), np.int64), np.zeros((r, s), np.bool_),
+    )  # fmt: skip
+    share = found.share if rules.taking is Taking.SHARE else np.ones(1)
+    # the whole group must offer V / u together
+    offered = np.where(groups >= 0, found.free * share, 0.0)
+    for k in range(int(groups.max(initial=-1)) + 1):
+        members = groups == k
+        fits = (result.count == 0) & (np.count_nonzero(members, axis=1) >= 2)
+        fits &= ~np.any(members & ~enough, axis=1)
+        if rules.compat:
+            fits &= np.where(members, offered, 0.0).sum(axis=1) >= rules.vram
+        if not fits.any():
+            continue
+        offer = several(found, rules, code, load, members & fits[:, None])
+        new = offer.count > 0
+        for name in ("count", "order", "booked", "claim", "eligible"):
+            getattr(result, name)[new] = getattr(offer, name)[new]
+    return result
+
+
+def memory_groups(free: Ints, members: Bools) -> NDArray[np.int16]:
+    """(R, S) number of each card's group, -1 outside: ascending by free memory, a group ends where its
+    smallest member has less than nine tenths of the next one (selectors spec section 6)."""
+    groups: NDArray[np.int16] = np.full(free.shape, -1, np.int16)
+    counted = members & (free > 0)
+    order = np.argsort(np.where(counted, free, np.iinfo(np.int64).max), axis=1, kind="stable")
+    rows = np.arange(len(free))
+    number = np.full(len(free), -1, np.int16)
+    smallest = np.zeros(len(free))
+    for n in range(free.shape[1]):
+        slot = order[:, n]
+        here = counted[rows, slot]
+        if not here.any():
+            break
+        size = free[rows, slot]
+        fresh = here & ((number < 0) | (smallest < 0.9 * size))
+        number[fresh] += 1
+        smallest[fresh] = size[fresh]
+        groups[rows[here], slot[here]] = number[here]
+    return groups
+
+
+def _all_cards(found: Cards, rules: Rules, code: int) -> Several:
+    """The peer's custom backend: every card of the worker, whatever part of it is free."""
+    mine = (found.type == code) & found.usable
+    card = (found.total * found.share).astype(np.int64)
+    if rules.share > 0:
+        card = np.maximum(card, rules.vram)
+        mine &= found.free >= card
+    else:
+        card = np.zeros(found.free.shape, np.int64)
+    n = np.count_nonzero(mine, axis=1)
+    required = np.where(mine, card, 0).sum(axis=1) if rules.share > 0 else rules.vram
+    fits = (n >= 2) & (np.where(mine, found.free, 0).sum(axis=1) >= required) & (found.ram >= rules.ram_floor)
+    claim = np.maximum((rules.vram // np.maximum(n, 1))[:, None], card)
+    order = np.argsort(~mine, axis=1, kind="stable")
+    booked = np.where(mine, claim, 0).sum(axis=1)
+    return Several(np.where(fits, n, 0).astype(np.int16), order, booked, claim, mine)
 
 
 def alike(found: Several, free: Ints) -> tuple[Bools, Bools]:

@@ -55,10 +55,10 @@ class Rules:
     """The flags name the parallel sizes: divisibility concerns the tensor-parallel size alone."""
     divisors: Divisors = NO_DIVISORS
     distributed: bool = False
-    several: bool = True
-    """Whether several GPUs of one worker are looked at."""
     fewest: bool = True
     """Of placements on one worker only those with the fewest GPUs count."""
+    spans: bool = True
+    """Whether an instance may lie on several workers at all."""
     cpu: bool = False
     """Whether a place without a GPU is looked at last."""
     cpu_only: bool = False

@@ -1,0 +1,186 @@
+"""Every "Do better" note of the specifications that concerns placing: what it is here, and where it lives.
+
+A note that mends a crash, a wrong number, a leak or a refusal of what fits is the default (`MEND`). A note
+that would only prefer another correct placement is an opt-in setting (`PREFER`, `GPUSTACKD_PREFER_*`).
+`LATER` notes belong to parts that are not built yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What a note is to us."""
+
+    MEND = "mend"
+    PREFER = "prefer"
+    LATER = "later"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """`code` is spec, section and subject; `where` the module that follows it, or the setting."""
+
+    code: str
+    kind: Kind
+    what: str
+    where: str = ""
+
+
+PREFER_MEAN_OVER_GPUS = "prefer_mean_over_gpus"
+PREFER_DOMINANT_RESOURCE = "prefer_dominant_resource"
+PREFERENCES = (PREFER_MEAN_OVER_GPUS, PREFER_DOMINANT_RESOURCE)
+"""Settings that switch preferences on, as `GPUSTACKD_` names in lower case."""
+
+_M, _P, _L = Kind.MEND, Kind.PREFER, Kind.LATER
+
+NOTES: tuple[Note, ...] = (
+    # -- selectors: common rules
+    Note("selectors.1.effective_backend", _M, "an unset backend means vLLM", "estimate.demand"),
+    Note("selectors.2.vram_utilization", _M, "the share of a card is told on every claim", "fit.seat"),
+    Note(
+        "selectors.3.1.subordinate_ram",
+        _M,
+        "RAM of subordinates counts; RAM does not depend on GPU type",
+        "domain.occupancy",
+    ),
+    Note("selectors.3.1.key_by_type", _M, "memory is kept per device, not per index", "domain.fleet"),
+    Note(
+        "selectors.3.2.missing_memory",
+        _M,
+        "missing memory is unknown: nothing is placed there, nothing crashes",
+        "domain.columns",
+    ),
+    Note(
+        "selectors.3.2.unified_any_index",
+        _M,
+        "unified memory is a pool of the worker, whatever the index",
+        "domain.columns",
+    ),
+    Note(
+        "selectors.4.parameters",
+        _M,
+        "`_` for `-`, last one wins, bad integers reported, --no-x",
+        "domain.backend_parameters",
+    ),
+    Note("selectors.6.type_grouping", _M, "a worker with several GPU types keeps them all", "fit.cards"),
+    Note(
+        "selectors.7.count", _M, "a choice over several workers has exactly the GPUs asked for", "fit.manual"
+    ),
+    Note("selectors.7.rate_order", _M, "subordinate GPUs are ordered by what is free", "fit.manual"),
+    Note(
+        "selectors.7.limit",
+        _M,
+        "one distributed instance of an engine per worker, main worker included",
+        "fit.limit",
+    ),
+    Note("selectors.7.explain", _M, "an empty result of a selection is explained", "hand_picked"),
+    Note("selectors.7.ram", _M, "RAM is checked for hand-picked GPUs", "fit.manual"),
+    Note(
+        "selectors.7.2.absolute",
+        _M,
+        "an absolute claim is compared with free memory and rounded up",
+        "fit.manual",
+    ),
+    Note("selectors.7.2.effective", _M, "only GPUs with room count as effective", "fit.manual"),
+    # -- vLLM
+    Note(
+        "selectors.9.1.hf_overrides",
+        _M,
+        "--hf-overrides names architectures; bad JSON is reported",
+        "fit.vllm",
+    ),
+    Note("selectors.9.1.share_range", _M, "0 < utilization <= 1, numbers only", "fit.vllm"),
+    Note("selectors.9.3.at_least_share", _M, ">= the share for several GPUs, as for one", "fit.cards"),
+    Note(
+        "selectors.9.3.world_size",
+        _M,
+        "an explicit world size is taken exactly; divisibility concerns tp",
+        "fit.one_worker",
+    ),
+    Note(
+        "selectors.9.3.absolute_split",
+        _M,
+        "an absolute need is split, not everything booked",
+        "fit.one_worker",
+    ),
+    Note(
+        "selectors.9.3.distributed_claims",
+        _M,
+        "an absolute need over workers books its parts, not 0 bytes",
+        "over_workers",
+    ),
+    Note("selectors.9.3.two_workers", _M, "a distributed placement has two workers or more", "over_workers"),
+    Note(
+        "selectors.9.3.tightest",
+        _M,
+        "alike workers, fewest first: part of the tie order (design 6)",
+        "over_workers",
+    ),
+    # -- SGLang
+    Note("selectors.10.1.bare_flags", _M, "bare switches are recognised", "fit.sglang"),
+    Note(
+        "selectors.10.2.fraction_range",
+        _M,
+        "a fraction outside (0, 1) is refused or told, never used",
+        "fit.sglang",
+    ),
+    Note("selectors.10.2.vision_dict", _M, "dimensions of the vision part are read", "fit.sglang"),
+    Note(
+        "selectors.10.2.per_replica",
+        _M,
+        "gpus_per_replica without ids has no effect and does not crash",
+        "fit.sglang",
+    ),
+    Note("selectors.10.3.world_size", _M, "several workers have the exact world size", "over_workers"),
+    Note(
+        "selectors.10.3.image_free", _M, "an image model is held against free, not total memory", "fit.cards"
+    ),
+    Note("selectors.10.3.image_claim", _M, "an image model claims its need per GPU", "fit.one_worker"),
+    Note(
+        "selectors.10.3.messages",
+        _M,
+        "largest GPU of the fleet; every failed check leaves a message",
+        "shortfall",
+    ),
+    # -- custom backends
+    Note("custom.A.1.cases", _M, "the local KV cache's RAM comes on top", "estimate.demand"),
+    Note("custom.A.2.manual_fraction", _M, "the card's fraction holds for hand-picked GPUs too", "fit.rules"),
+    Note(
+        "custom.A.3.fewest",
+        _M,
+        "fewest cards that hold the need, each with room for its part",
+        "fit.one_worker",
+    ),
+    Note("custom.A.4.ram", _M, "RAM that is short is said", "shortfall"),
+    # -- scorers
+    Note("scorers.P1", _M, "mean, not sum, over subordinates", "score.strategy"),
+    Note("scorers.P2", _L, "count instances, not cards, per worker"),
+    Note(
+        "scorers.P3",
+        _P,
+        "mean over GPUs in place of the best one",
+        f"GPUSTACKD_{PREFER_MEAN_OVER_GPUS.upper()}",
+    ),
+    Note("scorers.P4", _M, "every scorer stays within its maximum", "score.strategy"),
+    Note(
+        "scorers.P5",
+        _P,
+        "the scarcer of RAM and VRAM decides",
+        f"GPUSTACKD_{PREFER_DOMINANT_RESOURCE.upper()}",
+    ),
+    Note("scorers.P6", _P, "whole cards are kept whole", "placement_strategy: fragmentation"),
+    Note("scorers.P7", _M, "unknown is 0, one bad row stops nobody", "score.strategy"),
+    Note("scorers.P8", _L, "GPU interconnect of several cards"),
+    Note("scorers.P9", _M, "even scores: fewer hosts, less booked, then the name", "tie"),
+    Note("scorers.4.bytes", _L, "bytes still to download"),
+    # -- filters
+    Note("filters.D1", _M, "every dropped worker is known by filter and code", "filters.chain"),
+    Note("filters.D2", _M, "an emptied pool says what else would fail", "filters.chain"),
+    Note("filters.D3", _M, "warnings of an over-committing choice stay with the placement", "hand_picked"),
+    Note("filters.D4", _M, "no cluster means any cluster", "filters.cluster"),
+    Note("filters.D6", _M, "In, NotIn, Exists, DoesNotExist, preferred terms", "filters.labels"),
+    Note("filters.D7", _M, "states and names of workers that are not ready", "filters.status"),
+)

@@ -1,0 +1,134 @@
+"""The peer's own scheduler cases through the `decide` that the daemon runs, in compatibility mode.
+
+Same candidates in the same order, claims to the byte, the same overcommit flag and the same final choice.
+`DIFFERENCES` lists, by rule and never by case, where we differ on purpose and which note says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.outcome import Placed
+from gpustackd.errors import BadRow
+from gpustackd.placement.decide import candidates, decide
+from gpustackd.placement.fit.divisible import Divisors
+from gpustackd.placement.fit.rules import World, gpu_count
+from gpustackd.placement.notes import NOTES
+from gpustackd.placement.policy import Subject
+from tests import peer_cases as peer
+
+AREAS = ("selector.vllm", "selector.sglang", "selector.custom")
+
+
+def cases() -> list[dict[str, Any]]:
+    """The cases of our areas; where the peer's test went to the custom selector directly, the model's
+    backend says so here."""
+    found = peer.cases(*AREAS)
+    for case in found:
+        if case["area"] == "selector.custom" and not case["model"].get("backend"):
+            case["model"]["backend"] = "Custom"
+    return found
+
+
+CASES = cases()
+
+DIFFERENCES = {
+    "vram_utilization": "selectors.2.vram_utilization",
+    "fewer_workers_seen": "selectors.6.type_grouping",
+}
+"""Rule -> note: what the comparison leaves out. The utilisation is set on every claim here, on some there;
+a reduced list of workers (`final_workers`) is an accident of the peer's type grouping."""
+
+
+def said(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """The candidates that the peer gave, without what `DIFFERENCES` names and without scores."""
+    return [_bare(c) for c in case["expect"]["candidates"]]
+
+
+def _bare(candidate: dict[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in candidate.items() if k not in ("placement_score", "score")}
+    claim = {k: v for k, v in (candidate.get("claim") or {}).items() if k in ("ram", "vram")}
+    kept["claim"] = {"ram": claim.get("ram") or 0, "vram": claim.get("vram") or {}}
+    if not kept.get("overcommit"):
+        kept.pop("overcommit", None)
+    if "subordinates" in kept:
+        kept["subordinates"] = [_bare(s) for s in kept["subordinates"]]
+    for name in ("gpu_type", "gpu_indexes"):
+        kept.setdefault(name, None)
+    return kept
+
+
+def ours(case: dict[str, Any]) -> tuple[list[dict[str, Any]], list[float], Demand]:
+    wanted = peer.demand(case)
+    try:
+        found = candidates(peer.fleet(case), wanted, peer.policy(case))
+    except BadRow:
+        found = []
+    return [_bare(peer.as_candidate(p, wanted.engine)) for p in found], [p.score for p in found], wanted
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c["id"] for c in CASES])
+def test_the_same_candidates_with_the_same_claims(case):
+    found, scores, wanted = ours(case)
+    assert wanted.engine is not Engine.GGUF
+    assert found == said(case)
+    expected = [c["placement_score"] for c in case["expect"]["candidates"] if "placement_score" in c]
+    if expected:
+        assert scores == pytest.approx(expected, rel=1e-12)
+
+
+WITH_FINAL = [c for c in CASES if "final" in c["expect"]]
+
+
+@pytest.mark.parametrize("case", WITH_FINAL, ids=[c["id"] for c in WITH_FINAL])
+def test_the_same_final_choice(case):
+    wanted = peer.demand(case)
+    outcome = decide(peer.fleet(case), wanted, Subject(10**6, "x"), peer.policy(case))
+    final = case["expect"]["final"]
+    if final is None:
+        assert not isinstance(outcome, Placed)
+        return
+    assert isinstance(outcome, Placed), outcome.message
+    assert _bare(peer.as_candidate(outcome.placement, wanted.engine)) == _bare(final)
+
+
+def test_every_difference_has_its_note():
+    assert set(DIFFERENCES.values()) <= {n.code for n in NOTES}
+
+
+COUNTS = peer.cases("gpu_count")
+
+
+@pytest.mark.parametrize("case", COUNTS, ids=[c["id"] for c in COUNTS])
+def test_gpu_counts(case):
+    spec = peer.model_spec(
+        {"id": 1, "version": 1, "name": "m"} | {k: v for k, v in case["model"].items() if v}
+    )
+    expect = case["expect"]
+    if "skip_count_check" in expect:
+        assert spec.skips_gpu_count_check is expect["skip_count_check"]
+        return
+    asked = World(case["inputs"]["world_size"], tuple(case["inputs"]["strategies"]))
+    if "error" in expect:
+        with pytest.raises(BadRow, match="/".join(asked.labels)):
+            gpu_count(spec, asked)
+    else:
+        assert gpu_count(spec, asked)[0] == expect["gpu_count"]
+
+
+DIVISIBLE = peer.cases("tp_divisibility")
+
+
+@pytest.mark.parametrize("case", DIVISIBLE, ids=[c["id"] for c in DIVISIBLE])
+def test_divisibility(case):
+    inputs, flags = case["inputs"], case["model"]["backend_parameters"]
+    vision = (
+        0
+        if {"--language-model-only", "--language-only"} & set(flags)
+        else inputs["vision_num_attention_heads"]
+    )
+    divides = Divisors(inputs["num_attention_heads"] or 0, vision or 0, inputs["vocab_size"] or 0)
+    assert divides.allows(inputs["tp_size"]) is case["expect"]["divisible"]
