@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustackd.domain.demand import Demand
+from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet import Fleet, GpuRow
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import NoFit, Placed, Placement
@@ -42,7 +42,7 @@ POLICIES = st.builds(Policy, strategy=st.sampled_from(list(Strategy)))
 
 
 @st.composite
-def demands(draw: st.DrawFn) -> Demand:
+def demands(draw: st.DrawFn, engines: tuple[Engine, ...] = (Engine.VLLM,)) -> Demand:
     spec = model(
         draw(st.integers(1, 3)),
         categories=draw(st.sampled_from([("llm",), ("embedding",)])),
@@ -50,13 +50,18 @@ def demands(draw: st.DrawFn) -> Demand:
         cluster_id=draw(st.sampled_from([None, None, 1])),
         worker_selector=draw(st.sampled_from([None, None, {"zone": "a"}])),
         distributed_inference_across_workers=draw(st.booleans()),
+        cpu_offloading=draw(st.booleans()),
     )
     return demand(
         draw(st.integers(1, 400)),
         spec,
+        engine=draw(st.sampled_from(engines)),
         heads=draw(st.sampled_from([None, 6, 32])),
         ram=draw(st.sampled_from([0, 0, 4])),
     )
+
+
+ENGINES = (Engine.VLLM, Engine.SGLANG, Engine.CUSTOM)
 
 
 def build(text: str, held: list[tuple[int, set[int], int]]) -> Fleet:
@@ -97,11 +102,20 @@ def check(on: Fleet, wanted: Demand, placed: Placement) -> None:
             assert gpu.open
             assert not gpu.over_committed
             assert 0 < vram <= gpu.capacity - int(on.vram_allocated[place])
-            if u is not None:
+            if u is not None and wanted.engine is Engine.CUSTOM:
+                assert vram >= int(gpu.vram_total * u)
+            elif u is not None:
                 assert vram == int(gpu.vram_total * u)
         if row.unified_memory:
             assert sum(part.vram) + part.ram <= pool
+    if placed.strategy == "cpu":
+        assert wanted.engine is Engine.CUSTOM
+        assert spec.cpu_offloading
+        return
     assert sum(v for p in placed.parts for v in p.vram) >= need.vram
+    if wanted.engine is Engine.CUSTOM:
+        assert len(placed.parts) == 1
+        return
     world = {("--tp=2",): 2, ("--pp=3",): 3, ("--tp=2", "--pp=4"): 8}.get(spec.backend_parameters)
     heads = wanted.facts.hyper.num_attention_heads
     if world:
@@ -171,8 +185,8 @@ def test_a_placement_holds_and_none_is_missed(text, held, wanted, policy, name):
         assert len(outcome.placement.parts) > 1
 
 
-@given(FLEETS, HOLDS, demands(), POLICIES)
-@settings(max_examples=150)
+@given(FLEETS, HOLDS, demands(ENGINES), POLICIES)
+@settings(max_examples=250)
 def test_the_choice_is_among_the_candidates_with_the_best_score(text, held, wanted, policy):
     on = build(text, held)
     outcome = decide(on, wanted, Subject(1, "a-1"), policy)
@@ -199,7 +213,7 @@ ACTIONS = st.lists(
 )
 
 
-@given(FLEETS, st.lists(demands(), min_size=4, max_size=4), POLICIES, ACTIONS)
+@given(FLEETS, st.lists(demands(ENGINES), min_size=4, max_size=4), POLICIES, ACTIONS)
 @settings(max_examples=200)
 def test_kept_results_answer_as_fresh_ones_whatever_happened_between(text, wanted, policy, actions):
     on = build(text, [])
@@ -238,8 +252,8 @@ def change(on: Fleet, action: tuple[Any, ...]) -> None:
         on.put_gpu(replace(gpu, open=not gpu.open, version=gpu.version + 1))
 
 
-@given(FLEETS, HOLDS, demands())
-@settings(max_examples=150)
+@given(FLEETS, HOLDS, demands(ENGINES))
+@settings(max_examples=200)
 def test_a_refusal_is_short_has_reasons_and_a_cure(text, held, wanted):
     on = build(text, held)
     outcome = decide(on, wanted, Subject(1, "a"), Policy())
