@@ -62,10 +62,10 @@ def test_the_label_falls_back_to_manufacturer_then_name(detail, label):
     assert instance_type("pool", 1, detail).label == label
 
 
-KEYS = (
-    "memory manufacturer product sliced_detail physical profiles name memory_mib count id accelerators index"
-    " remaining logical_count physical_profiles physical_count"
-).split()
+KEYS = [
+    "memory", "manufacturer", "product", "sliced_detail", "physical", "profiles", "name", "memory_mib",
+    "count", "id", "accelerators", "index", "remaining", "logical_count", "physical_profiles", "physical_count",
+]  # fmt: skip
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda x: st.lists(x, max_size=4) | st.dictionaries(st.sampled_from(KEYS), x),
