@@ -233,7 +233,7 @@ class PooledCards(OneWorkerTier):
         for code in np.unique(found.type[open_]).tolist():
             mine = open_ & (found.type == code)
             booked, taken = self._take(claim, mine)
-            if int(booked[0]) != int(self.booked[w]):
+            if np.float32(booked[0]) != self.booked[w]:
                 continue
             if self.ask.whole:
                 slots = self._whole(claim[0], mine[0], taken[0], turn)

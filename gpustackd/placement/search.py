@@ -328,7 +328,7 @@ class Search:
             self._warm_shares = shares(self.fleet, self._warm, len(self.fleet.alive))
         return self._warm_shares
 
-    def ties(self, idx: Ints, scores: Floats, booked: Ints) -> Ints:
+    def ties(self, idx: Ints, scores: Floats, booked: NDArray[Any]) -> Ints:
         """Positions in `idx` that share the best score and, of these, book the least memory; the first
         worker alone where the strategy is first fit."""
         ties: Ints = (scores >= scores.max() - EPSILON).nonzero()[0]

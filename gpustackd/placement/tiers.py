@@ -98,7 +98,8 @@ class OneWorkerTier(Tier):
         """GPUs of the offer; 0 = none."""
         self.value = np.zeros(size)
         """What the strategy thinks of the offer's cards."""
-        self.booked = np.zeros(size, np.int64)
+        self.booked = np.zeros(size, np.float32)
+        """Bytes that the offer books, near enough to break ties."""
         self._offering: Ints | None = None
 
     def compute(self, rows: Ints, passing: Ints) -> None:
@@ -213,7 +214,9 @@ class OneGpu(OneWorkerTier):
 
     def seat(self, w: int, turn: int) -> Seat:
         good = self.slots.of(w)
-        return Seat(w, (good[turn % len(good)],), (int(self.booked[w]),))
+        slot = good[turn % len(good)]
+        kind = self.fleet.types[int(self.fleet.gpu_type[w, slot])]
+        return Seat(w, (slot,), (self.rules.claim(int(self.fleet.vram_total[w, slot]), kind, 1),))
 
     def listing(self, rows: Ints, code: int) -> Iterator[Seat]:
         """Every seat of GPU type `code`, in the order of rows and slots."""
