@@ -114,16 +114,11 @@ def spec_of(
 
 
 async def _breakdown(found: Settings, spec: ModelSpec) -> Breakdown:
+    from gpustackd.daemon.configure import reader_options
     from gpustackd.estimate.breakdown import breakdown
-    from gpustackd.sources.library import ReaderOptions
     from gpustackd.sources.reader import Reader
 
-    options = ReaderOptions(
-        huggingface_endpoint=found.hf_endpoint,
-        huggingface_token=found.huggingface_token.get_secret_value() if found.huggingface_token else None,
-        modelscope_endpoint=found.modelscope_endpoint,
-    )
-    async with Reader(options) as models:
+    async with Reader(reader_options(found)) as models:
         facts = await models.facts(spec)
     try:
         return breakdown(spec, facts)

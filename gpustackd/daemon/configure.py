@@ -1,0 +1,47 @@
+"""What the settings mean for the parts: policy of decisions, options of the reader of models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from gpustackd.placement.policy import Policy
+from gpustackd.settings import Settings
+from gpustackd.sources.library import ReaderOptions
+
+
+def policy(settings: Settings) -> Policy:
+    """What the settings say to decisions."""
+    knobs = settings.knobs
+    return Policy(
+        strategy=settings.placement_strategy,
+        placement_max=knobs.scheduler_scale_up_placement_max_score,
+        locality_max=knobs.scheduler_scale_up_locality_max_score,
+        commit_check=settings.commit_check,
+        prefer=settings.prefer,
+    )
+
+
+def reader_options(settings: Settings) -> ReaderOptions:
+    """Endpoints, tokens and the folder of the cache for reading models."""
+    return ReaderOptions(
+        huggingface_endpoint=settings.hf_endpoint,
+        huggingface_token=_secret(settings.huggingface_token),
+        modelscope_endpoint=settings.modelscope_endpoint,
+        worker_token=_secret(settings.worker_token),
+        cache_dir=_cache_folder(),
+    )
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return value.get_secret_value() if value else None
+
+
+def _cache_folder() -> Path:
+    """Where systemd says (`CacheDirectory=`), else where the desktop standard does."""
+    if given := os.environ.get("CACHE_DIRECTORY"):
+        return Path(given.split(":")[0])
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(home) / "gpustackd"
