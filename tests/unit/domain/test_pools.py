@@ -64,7 +64,7 @@ def test_the_label_falls_back_to_manufacturer_then_name(detail, label):
 
 KEYS = [
     "memory", "manufacturer", "product", "sliced_detail", "physical", "profiles", "name", "memory_mib",
-    "count", "id", "accelerators", "index", "remaining", "logical_count", "physical_profiles", "physical_count",
+    "count", "id", "accelerators", "index", "remaining", "logical_count", "physical_profiles",
 ]  # fmt: skip
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

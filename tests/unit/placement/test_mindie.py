@@ -230,6 +230,12 @@ def test_workers_with_different_npus_add_up():
     assert sum(v for p in placed.parts for v in p.vram) >= 500 * GIB
 
 
+def test_a_worker_with_too_little_ram_is_passed_over():
+    on = npus("1x8x910B-64[ram=0.25] + 2x8x910B-64")
+    assert {p.worker_name for p in place(on, mindie(650, heads=128)).parts} == {"w2", "w3"}
+    assert listed(npus("1x1x910B-64[ram=0.25] + 1x1x910B-64"), mindie(20)) == [[("w2", (0,))]]
+
+
 def test_npus_need_a_link_for_several_workers_and_none_for_one():
     on = fleets.fleet("2x8x910B-64", type="cann")
     outcome = refused(on, mindie(650, heads=128))

@@ -85,6 +85,13 @@ def test_replicas_take_whole_blocks_of_cards():
     assert sorted(taken) == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
+def test_replicas_that_cannot_see_each_other_take_different_blocks():
+    on = fleet("1x8xA100-80")
+    wanted = whole(100, "-tp", "2")
+    taken = {ask(on, wanted, name=f"m-{n}", policy=policy()).placement.parts[0].gpu_indexes for n in range(4)}
+    assert taken == {(0, 1), (2, 3), (4, 5), (6, 7)}
+
+
 def test_100_gib_on_one_card_are_refused_with_the_tensor_parallel_size_that_would_do():
     outcome = refused(fleet("1x8xA100-80"), whole(100), policy=policy())
     for fact in ("100.00 GiB", "one card gives 80.00 GiB", "a tensor-parallel size of 2"):
