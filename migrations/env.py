@@ -27,6 +27,7 @@ def _run(connection: Connection) -> None:
 if context.is_offline_mode():
     context.configure(
         dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # others double every % of a function body
         target_metadata=metadata,
         literal_binds=True,
         transaction_per_migration=True,

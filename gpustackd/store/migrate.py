@@ -30,6 +30,10 @@ LOCK_TIMEOUT = "3s"
 
 _TRIES = 40
 _NOT_AVAILABLE = {"55P03", "40P01"}
+_REFUSED = {
+    "42501": "grant this user CREATE on the schema, or migrate as its owner",
+    "25006": "connect to the primary: a standby cannot be changed",
+}
 
 
 def scripts() -> Path:
@@ -109,11 +113,17 @@ async def migrate(
 ) -> tuple[str | None, str | None]:
     """Move the schema to `to`; others that try at the same time wait. Returns (before, after).
 
-    Raises DatabaseUnavailable, WrongRevision (newer than this build) or UsageError (no such revision).
+    Raises DatabaseUnavailable, WrongRevision (newer than this build) or UsageError (no such revision or
+    schema).
     Killed half-way, it leaves whole steps behind; the next run goes on.
     """
     lock = await connect(url, application_name="gpustackd migrate lock")
     try:
+        if await lock.fetchval("SELECT current_schema()") is None:
+            path = await lock.fetchval("SHOW search_path")
+            raise UsageError(
+                f"no schema of the search_path ({path}) exists in this database", "create it, then try again"
+            )
         key = "hashtextextended('gpustackd migrate ' || current_schema(), 0)"
         waited = False
         while not await lock.fetchval(f"SELECT pg_try_advisory_lock({key})"):
@@ -131,6 +141,10 @@ async def migrate(
                 break
             except DBAPIError as error:
                 state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+                if state in _REFUSED:
+                    raise DatabaseUnavailable(
+                        f"the database refuses to change: {error.orig}", _REFUSED[state]
+                    ) from None
                 if state not in _NOT_AVAILABLE or attempt == _TRIES - 1:
                     raise
                 say("a table is in use; trying again")

@@ -349,7 +349,7 @@ DECLARE
     f regprocedure;
 BEGIN
     FOR f IN SELECT p.oid FROM pg_proc p
-              WHERE p.pronamespace = current_schema()::regnamespace AND p.proname LIKE 'gpustackd\_%' LOOP
+              WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname LIKE 'gpustackd\_%' LOOP
         EXECUTE format('ALTER FUNCTION %s SET search_path TO %I, pg_temp', f, current_schema());
     END LOOP;
 END

@@ -375,7 +375,7 @@ def downgrade() -> None:
             f regprocedure;
         BEGIN
             FOR f IN SELECT p.oid FROM pg_proc p
-                      WHERE p.pronamespace = current_schema()::regnamespace
+                      WHERE p.pronamespace = quote_ident(current_schema())::regnamespace
                         AND p.proname LIKE 'gpustackd\\_%' LOOP
                 EXECUTE format('DROP FUNCTION %s', f);
             END LOOP;
