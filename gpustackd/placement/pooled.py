@@ -53,6 +53,11 @@ class PooledCards(OneWorkerTier):
         self.pool = Pool(None)
         self._known: dict[tuple[str | None, str | None], bool] = {}
 
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self.code = np.full(size, -1, np.int16)
+        """Type of the cards offered."""
+
     # -- keeping up --------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
@@ -96,6 +101,7 @@ class PooledCards(OneWorkerTier):
             else:
                 value = np.where(mine, values, -np.inf).max(axis=1)
             self.count[rows[ok]] = self.ask.cards
+            self.code[rows[ok]] = code
             self.booked[rows[ok]] = booked[ok]
             self.value[rows[ok]] = value[ok]
 
@@ -229,21 +235,17 @@ class PooledCards(OneWorkerTier):
     def seat(self, w: int, turn: int, of: int | None = None) -> Seat:
         rows = np.array([w])
         found = cards(self.fleet, rows, self.rules)
-        open_, claim = self.eligible(found, rows), self.claim(rows)
-        for code in np.unique(found.type[open_]).tolist():
-            mine = open_ & (found.type == code)
-            booked, taken = self._take(claim, mine)
-            if np.float32(booked[0]) != self.booked[w]:
-                continue
-            if self.ask.whole:
-                slots = self._whole(claim[0], mine[0], taken[0], turn)
-            else:
-                values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))[0]
-                best = np.where(mine[0], values, -np.inf)
-                good = np.flatnonzero(best >= best.max() - EPSILON).tolist()
-                slots = [good[turn % len(good)]]
-            return Seat(w, tuple(slots), tuple(int(claim[0, s]) for s in slots), of)
-        raise LookupError(f"worker position {w} offers nothing of the pool any more")
+        claim = self.claim(rows)
+        mine = self.eligible(found, rows) & (found.type == self.code[w])
+        booked, taken = self._take(claim, mine)
+        if self.ask.whole:
+            slots = self._whole(claim[0], mine[0], taken[0], turn)
+        else:
+            values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))[0]
+            best = np.where(mine[0], values, -np.inf)
+            good = np.flatnonzero(best >= best.max() - EPSILON).tolist()
+            slots = [good[turn % len(good)]]
+        return Seat(w, tuple(slots), tuple(int(claim[0, s]) for s in slots), of)
 
     def _whole(self, claim: Ints, mine: Bools, taken: Bools, turn: int) -> list[int]:
         """The cards taken; of cards of one size whole blocks take turns."""

@@ -125,6 +125,12 @@ def test_a_slice_is_booked_on_a_card_that_is_picked_and_every_worker_is_the_peer
     assert listed(fleet("2x2xA100-80"), half(30)) == [[("w1", (FORTY,))], [("w2", (FORTY,))]]
 
 
+def test_a_slice_is_booked_to_the_byte():
+    third = asking(5, selector={MEMORY: 33})
+    placed = place(fleet("1x1xA100-24"), third, policy=policy({**A100, "memory": "24564Mi"}))
+    assert placed.parts[0].vram == (8_499_882_885,)
+
+
 def test_slices_share_cards_and_never_more_than_a_card_holds():
     on = fleet("1x2xA100-80")
     known = policy()
