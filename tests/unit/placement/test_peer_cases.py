@@ -20,7 +20,7 @@ from gpustackd.placement.notes import NOTES
 from gpustackd.placement.policy import Subject
 from tests import peer_cases as peer
 
-AREAS = ("selector.vllm", "selector.sglang", "selector.custom")
+AREAS = ("selector.vllm", "selector.sglang", "selector.mindie", "selector.vgpu", "selector.custom")
 
 
 def cases() -> list[dict[str, Any]]:
@@ -38,9 +38,12 @@ CASES = cases()
 DIFFERENCES = {
     "vram_utilization": "selectors.2.vram_utilization",
     "fewer_workers_seen": "selectors.6.type_grouping",
+    "addresses": "mindie.6.addresses",
+    "cards_of_pools": "vgpu.B.4.placeholder",
 }
 """Rule -> note: what the comparison leaves out. The utilisation is set on every claim here, on some there;
-a reduced list of workers (`final_workers`) is an accident of the peer's type grouping."""
+a reduced list of workers (`final_workers`) is an accident of the peer's type grouping; the addresses of
+an over-committed or hand-picked candidate are those of its own GPUs here; cards of a pool are picked here, where the peer counts placeholders."""
 
 
 def said(case: dict[str, Any]) -> list[dict[str, Any]]:
@@ -48,14 +51,16 @@ def said(case: dict[str, Any]) -> list[dict[str, Any]]:
     return [_bare(c) for c in case["expect"]["candidates"]]
 
 
-def _bare(candidate: dict[str, Any]) -> dict[str, Any]:
+def _bare(candidate: dict[str, Any], over: bool = False) -> dict[str, Any]:
     kept = {k: v for k, v in candidate.items() if k not in ("placement_score", "score")}
     claim = {k: v for k, v in (candidate.get("claim") or {}).items() if k in ("ram", "vram")}
     kept["claim"] = {"ram": claim.get("ram") or 0, "vram": claim.get("vram") or {}}
     if not kept.get("overcommit"):
         kept.pop("overcommit", None)
+    if kept.get("overcommit") or over:
+        kept.pop("gpu_addresses", None)
     if "subordinates" in kept:
-        kept["subordinates"] = [_bare(s) for s in kept["subordinates"]]
+        kept["subordinates"] = [_bare(s, bool(kept.get("overcommit"))) for s in kept["subordinates"]]
     for name in ("gpu_type", "gpu_indexes"):
         kept.setdefault(name, None)
     return kept
@@ -70,11 +75,25 @@ def ours(case: dict[str, Any]) -> tuple[list[dict[str, Any]], list[float], Deman
     return [_bare(peer.as_candidate(p, wanted.engine)) for p in found], [p.score for p in found], wanted
 
 
+def _picked_addresses(theirs: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+    """Of hand-picked GPUs the peer lists the addresses of all that were selected on a worker, by what is free;
+    ours must be among them."""
+    for their, our in zip(theirs, found, strict=False):
+        listed = their.get("gpu_addresses")
+        if listed is not None and set(our.get("gpu_addresses") or ()) <= set(listed):
+            their.pop("gpu_addresses")
+            our.pop("gpu_addresses", None)
+        _picked_addresses(their.get("subordinates", []), our.get("subordinates", []))
+
+
 @pytest.mark.parametrize("case", CASES, ids=[c["id"] for c in CASES])
 def test_the_same_candidates_with_the_same_claims(case):
     found, scores, wanted = ours(case)
     assert wanted.engine is not Engine.GGUF
-    assert found == said(case)
+    theirs = said(case)
+    if case["model"].get("gpu_selector"):
+        _picked_addresses(theirs, found)
+    assert found == theirs
     expected = [c["placement_score"] for c in case["expect"]["candidates"] if "placement_score" in c]
     if expected:
         assert scores == pytest.approx(expected, rel=1e-12)
