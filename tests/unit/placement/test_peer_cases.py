@@ -43,7 +43,8 @@ DIFFERENCES = {
 }
 """Rule -> note: what the comparison leaves out. The utilisation is set on every claim here, on some there;
 a reduced list of workers (`final_workers`) is an accident of the peer's type grouping; the addresses of
-an over-committed or hand-picked candidate are those of its own GPUs here; cards of a pool are picked here, where the peer counts placeholders."""
+an over-committed or hand-picked candidate are those of its own GPUs here; cards of a pool are picked
+here, where the peer counts placeholders."""
 
 
 def said(case: dict[str, Any]) -> list[dict[str, Any]]:
@@ -76,8 +77,8 @@ def ours(case: dict[str, Any]) -> tuple[list[dict[str, Any]], list[float], Deman
 
 
 def _picked_addresses(theirs: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
-    """Of hand-picked GPUs the peer lists the addresses of all that were selected on a worker, by what is free;
-    ours must be among them."""
+    """Of hand-picked GPUs the peer lists the addresses of all that were selected on a worker; ours must be
+    among them."""
     for their, our in zip(theirs, found, strict=False):
         listed = their.get("gpu_addresses")
         if listed is not None and set(our.get("gpu_addresses") or ()) <= set(listed):
