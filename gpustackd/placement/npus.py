@@ -83,7 +83,8 @@ class NpusOfOneWorker(OneWorkerTier):
             yield (seat(int(rows[r]), r, int(count[r]), found, offer, 0, compat=self.rules.compat),)
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        return npus_lacking.one_worker(self, rows), Cure.CAPACITY | Cure.WORKER
+        reasons = npus_lacking.one_worker(self, rows) if len(rows) else []
+        return reasons, Cure.CAPACITY | Cure.WORKER
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,8 @@ class NpusOverWorkers(Tier):
         return [] if len(taken) < 2 or short or unequal else taken
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        return npus_lacking.many_workers(self, rows), Cure.CAPACITY | Cure.WORKER
+        reasons = npus_lacking.many_workers(self, rows) if len(rows) else []
+        return reasons, Cure.CAPACITY | Cure.WORKER
 
 
 def seat(

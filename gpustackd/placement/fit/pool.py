@@ -11,11 +11,10 @@ from typing import Any
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit import mindie, vllm
-from gpustackd.placement.fit.rules import Rules, Taking, World, divisors, world
+from gpustackd.placement.fit import mindie, sglang, vllm
+from gpustackd.placement.fit.rules import Rules, Taking, World, divisors
 
 COLUMN = "gpu_type_selector"
 PROFILE = "accelerator_partitioned_profile"
@@ -164,19 +163,10 @@ def _world(demand: Demand, compat: bool) -> World | None:
     if backend == "vLLM":
         return vllm.world_size(parse(spec.backend_parameters, first_wins=compat))
     if backend == "SGLang":
-        return _sglang(spec, compat)
+        return sglang.world_size(parse(spec.backend_parameters, first_wins=compat))
     if backend == "MindIE":
         return mindie.world_of(demand, compat).found
     return None
-
-
-def _sglang(spec: ModelSpec, compat: bool) -> World | None:
-    """Sizes of SGLang (selectors spec section 10.1); data parallelism within attention takes no cards."""
-    flags = parse(spec.backend_parameters, first_wins=compat)
-    sizes = [("tp", ("tp-size", "tensor-parallel-size", "tp")), ("pp", ("pp-size", "pipeline-parallel-size"))]
-    if not flags.flag("enable-dp-attention"):
-        sizes.append(("dp", ("dp-size", "data-parallel-size", "dp")))
-    return world(flags, sizes)
 
 
 # -- which device belongs to the pool ------------------------------------------------------------------

@@ -183,6 +183,11 @@ def test_workers_passed_over_for_ram_or_for_the_fraction_are_told_apart():
     assert Cure.CAPACITY in outcome.cures
 
 
+def test_where_every_worker_is_away_nothing_is_said_of_npus():
+    outcome = refused(npus("2x8x910B-64[state=NOT_READY]"), mindie(20))
+    assert {r.filter for r in outcome.reasons} == {"status"}
+
+
 def test_divisibility_that_failed_is_said():
     outcome = refused(npus("1x3x910B-64"), mindie(150))
     assert "3 NPUs would hold it, but 64 heads cannot be split evenly over 3 GPUs" in outcome.message

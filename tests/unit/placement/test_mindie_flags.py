@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.errors import BadRow
@@ -161,3 +163,23 @@ def test_a_model_without_a_length_is_refused_with_what_to_do():
     with pytest.raises(BadRow, match="set --max-seq-len"):
         read(length=0)
     assert read("--max-seq-len=512", length=0).fraction == 0.8
+
+
+NAMES = (
+    "max-seq-len", "max-batch-size", "npu-memory-fraction", "tp", "pp", "dp", "moe-ep", "rope-scaling",
+    "models", "enable-split", "no-enable-split", "split-chunk-tokens", "enable-lookahead", "dtype", "x",
+)  # fmt: skip
+VALUES = st.sampled_from(
+    ["", "1", "0", "-1", "4", "1e3", "nan", "inf", "{}", "[", "true", "auto", "9" * 30]
+) | st.text(max_size=6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.none() | VALUES), max_size=6))
+def test_whatever_is_written_is_read_or_refused(given_flags):
+    flags = [f"--{n}" if v is None else f"--{n}={v}" for n, v in given_flags]
+    try:
+        found = read(*flags)
+    except BadRow:
+        return
+    assert 0 < found.fraction <= 1
+    assert found.sizes["pp"] > 0
