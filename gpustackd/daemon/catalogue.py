@@ -31,6 +31,9 @@ class _Failure:
 
 
 _MISSING = "the model does not exist"
+_SURE = 0.2
+"""Seconds that a demand is given again without asking whether its facts have aged: a burst asks thousands of
+times for the same few."""
 
 
 class Catalogue:
@@ -47,6 +50,7 @@ class Catalogue:
         self._stale: set[int] = set()
         self._demands: dict[int, tuple[ModelFacts, Demand]] = {}
         self._failures: dict[int, _Failure] = {}
+        self._sure: dict[int, tuple[float, Demand | NoFit]] = {}
         self._fills: dict[int, tuple[int, Mapping[str, Any]]] = {}
 
     async def load(self, ids: Iterable[int]) -> None:
@@ -57,6 +61,7 @@ class Catalogue:
         self._stale -= wanted
         found = {r.id: r for r in await self._store.models(sorted(wanted))}
         for model_id in wanted:
+            self._sure.pop(model_id, None)
             self._records[model_id] = found.get(model_id) or ModelRecord(model_id, -1, "", None, _MISSING)
 
     def forget(self, ids: Collection[int] | None = None) -> None:
@@ -70,6 +75,7 @@ class Catalogue:
     def doubt(self) -> None:
         """Files or workers came: what could not be read before is read anew when next wanted."""
         self._failures.clear()
+        self._sure.clear()
         self._reader.doubt()
 
     def prune(self, wanted: Collection[int]) -> None:
@@ -79,6 +85,7 @@ class Catalogue:
             self._stale.discard(known)
             self._demands.pop(known, None)
             self._failures.pop(known, None)
+            self._sure.pop(known, None)
 
     def record(self, model_id: int) -> ModelRecord | None:
         return self._records.get(model_id)
@@ -90,6 +97,10 @@ class Catalogue:
 
     def demand(self, model_id: int) -> Demand | NoFit | None:
         """What an instance of this model asks; a refusal where that cannot be known; None = read first."""
+        now = self._clock()
+        sure = self._sure.get(model_id)
+        if sure is not None and sure[0] > now:
+            return sure[1]
         record = self._records.get(model_id)
         if record is None:
             return None
@@ -98,12 +109,14 @@ class Catalogue:
         if record.spec is None:
             return refusal("model.invalid", f"model {record.name} cannot be used: {record.error}", Cure.MODEL)
         failure = self._failures.get(model_id)
-        if failure is not None and failure.version == record.version and failure.until > self._clock():
+        if failure is not None and failure.version == record.version and failure.until > now:
             return failure.outcome
         facts = self._reader.cached(record.spec)
         if facts is None:
             return None
-        return self._built(record, record.spec, facts)
+        demand = self._built(record, record.spec, facts)
+        self._sure[model_id] = (now + _SURE, demand)
+        return demand
 
     def last(self, model_id: int) -> Demand | None:
         """The demand as last known for the row as it is, though its facts may have aged: good enough to see

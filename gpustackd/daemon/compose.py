@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from contextlib import AsyncExitStack
@@ -38,6 +39,9 @@ async def run(settings: Settings, *, embedded: Path | None = None, migrate: bool
 
 
 async def _run(settings: Settings, embedded: Path | None, migrate: bool, stopping: Stopping) -> None:
+    # What is known of a fleet lives long and holds no cycles: to look through it often for garbage costs
+    # a fifteenth of the processor's time and finds nothing.
+    gc.set_threshold(50_000, 20, 100)
     async with AsyncExitStack() as stack:
         name = settings.replica or f"{socket.gethostname()}-{os.getpid()}"
         logging = start_logging(level=settings.log_level, form=settings.log_format, replica=name)
