@@ -44,7 +44,7 @@ class HandPicked:
     def look(self, turn: int) -> tuple[Selection, list[Candidate]]:
         """The selection as it is now, and every way to use it."""
         search, rules = self.search, self.rules
-        selection = resolve(search.fleet, self.spec.gpu_ids, rules, search.bits.tolist())
+        selection = resolve(search.fleet, self.spec.gpu_ids, rules, search.bits)
         if self.heterogeneous() or (rules.compat and self._scattered()):
             return selection, []
         full = [] if rules.gpu_count < 2 else busy(search.fleet, [c.w for c in selection.cards], rules.engine)

@@ -136,6 +136,12 @@ NOTES: tuple[Note, ...] = (
     ),
     Note("selectors.10.3.world_size", _M, "several workers have the exact world size", "over_workers"),
     Note(
+        "selectors.10.3.full_card",
+        _M,
+        "a card that is too full takes no part; its group of cards still may",
+        "fit.one_worker",
+    ),
+    Note(
         "selectors.10.3.image_free", _M, "an image model is held against free, not total memory", "fit.cards"
     ),
     Note("selectors.10.3.image_claim", _M, "an image model claims its need per GPU", "fit.one_worker"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.demand import Demand
+from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import NoFit
@@ -46,6 +46,30 @@ def demands() -> dict[str, list[Demand]]:
     many = [demand(130 + 12 * i, model(200 + i), heads=64) for i in range(32)]
     over = [demand(1100 + 150 * i, model(300 + i), heads=128) for i in range(4)]
     return {"one GPU": small + one, "2 to 8 GPUs of one worker": many, "2 to 4 workers": over}
+
+
+def by_engine() -> dict[str, list[Demand]]:
+    """A few demands of every engine and step, and of every placement strategy."""
+    found: dict[str, list[Demand]] = {}
+    for engine in (Engine.VLLM, Engine.SGLANG, Engine.CUSTOM):
+        for n, (step, sizes) in enumerate(STEPS.items()):
+            if step == "workers" and engine is Engine.CUSTOM:
+                continue
+            base = 1000 + 100 * n + 300 * list(Engine).index(engine)
+            found[f"{engine}, {step}"] = [
+                demand(
+                    size, model(base + i), engine=engine, heads=128, ram=2 if engine is Engine.CUSTOM else 0
+                )
+                for i, size in enumerate(sizes)
+            ]
+    for n, strategy in enumerate(Strategy):
+        spec = [model(5000 + 10 * n + i, placement_strategy=strategy) for i in range(8)]
+        found[f"strategy {strategy}"] = [demand(10 + i, s, heads=64) for i, s in enumerate(spec)]
+    return found
+
+
+STEPS = {"GPU": range(8, 16), "GPUs": range(200, 360, 20), "workers": range(1100, 1700, 150)}
+"""Needs in GiB that take one GPU, several of one worker, several workers."""
 
 
 class Desk:
@@ -135,7 +159,13 @@ def rows(quick: bool = False) -> list[dict[str, Any]]:
                 found.append(_figure(f"decide: {row}", "p50", p50, bound, told))
                 found.append(_figure(f"decide: {row}", "p99", p99, 3 * bound, told))
             growth.append(_figure(f"decide: {row}, by workers", f"p50 at {workers:,}", p50, None, told))
-    return found + sorted(growth, key=lambda g: list(BOUNDS).index(g["row"][8:].removesuffix(", by workers")))
+        for row, wanted in by_engine().items():
+            times = measure(desk, wanted, count // 8)
+            (p50, cpu50), (p99, cpu99) = (np.percentile(times, q, axis=0).tolist() for q in (50, 99))
+            told = f"p99 {p99:.2f} ms; processor time {cpu50:.2f} / {cpu99:.2f} ms"
+            growth.append(_figure(f"decide: {row}", f"p50 at {workers:,}", p50, None, told))
+    order = list(dict.fromkeys(g["row"] for g in growth))
+    return found + sorted(growth, key=lambda g: order.index(g["row"]))
 
 
 def _figure(row: str, what: str, value: float, bound: float | None, note: str) -> dict[str, Any]:

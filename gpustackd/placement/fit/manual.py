@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpustackd.domain.fleet import UNKNOWN, Fleet
 from gpustackd.domain.model_spec import GpuId
@@ -61,7 +62,7 @@ class Candidate:
     """VRAM that the selection really offers, as the spec's table counts it."""
 
 
-def resolve(fleet: Fleet, ids: Sequence[GpuId], rules: Rules, bits: Sequence[int]) -> Selection:
+def resolve(fleet: Fleet, ids: Sequence[GpuId], rules: Rules, bits: NDArray[np.uint16]) -> Selection:
     """Look up the selected GPUs; `bits` per position say which workers the filters drop."""
     found = Selection()
     count = max(rules.gpu_count, 1)

@@ -101,7 +101,14 @@ def _holds(rules: Rules, sums: Ints, free: Ints) -> Bools:
 def _by_groups(found: Cards, rules: Rules, code: int, load: NDArray[Any] | None) -> Several:
     """Cards with about the same free memory only, the smallest group that serves (selectors spec 10.3)."""
     enough, _ = portions(found, rules)
-    groups = memory_groups(found.free, (found.type == code) & found.usable)
+    grouped = (found.type == code) & found.usable
+    if not rules.compat:  # a card that is too full does not spoil its group, it takes no part
+        grouped &= enough
+        most = np.where(grouped, found.free, 0).max(axis=1)
+        least = np.where(grouped, found.free, most[:, None]).min(axis=1)
+        if np.all(least >= 0.9 * most):
+            return several(found, rules, code, load, grouped)
+    groups = memory_groups(found.free, grouped)
     r, s = groups.shape
     result = Several(
         np.zeros(r, np.int16), np.tile(np.arange(s), (r, 1)), np.zeros(r, np.int64),
