@@ -15,11 +15,12 @@ import numpy as np
 
 from gpustackd.domain.fleet import UNKNOWN, Bools, Ints
 from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.domain.pools import DeviceGroup, InstanceType, Pools
+from gpustackd.domain.pools import InstanceType, Pools
 from gpustackd.errors import BadRow
 from gpustackd.placement import pooled_lacking
 from gpustackd.placement.fit.cards import Cards, cards, ram_holds
 from gpustackd.placement.fit.pool import Ask, belongs
+from gpustackd.placement.fit.report import Report
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.tie import block
 from gpustackd.placement.tiers import EPSILON, OneWorkerTier
@@ -51,6 +52,7 @@ class PooledCards(OneWorkerTier):
         self.ask: Ask = ask
         self.pools: Pools | None = None
         self.pool = Pool(None)
+        self.report = Report(ask, None, None)
         self._known: dict[tuple[str | None, str | None], bool] = {}
 
     def allocate(self, size: int) -> None:
@@ -61,14 +63,28 @@ class PooledCards(OneWorkerTier):
     # -- keeping up --------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Pools change seldom; everything is looked at anew when they do."""
-        pools = self.search.policy.pools
-        if pools is not self.pools:
-            self.pools = pools
-            self.pool = self._look_up(pools)
+        """A pool changes seldom: then everything is looked at anew. What a cluster reports of its nodes
+        changes often: then only those nodes are."""
+        before, pools = self.pools, self.search.policy.pools
+        if pools is before:
+            super().refresh()
+            return
+        self.pools = pools
+        pool = self._look_up(pools)
+        since, self.report = self.report, self._reported(pool, pools)
+        if before is None or pool != self.pool:
+            self.pool = pool
             self._known.clear()
             self.tick = -1
+            super().refresh()
+            return
         super().refresh()
+        rows = self.report.changed(since, self.fleet)
+        if len(rows):
+            self.compute(rows, rows[self.search.bits[rows] == 0])
+
+    def _reported(self, pool: Pool, pools: Pools) -> Report:
+        return Report(self.ask, pool.type, pools.nodes(self.search.demand.spec.cluster_id))
 
     def hopeless(self) -> bool:
         return False
@@ -146,45 +162,7 @@ class PooledCards(OneWorkerTier):
             open_ &= (self.fleet.gpu_occupants[rows] == 0) & (found.free >= capacity) & (capacity != UNKNOWN)
         else:
             open_ &= found.free >= self.pool.size
-        return open_ & self.reported(rows)
-
-    # -- what the cluster says of its nodes --------------------------------------------------------------
-
-    def groups(self, w: int) -> tuple[DeviceGroup, ...] | None:
-        """Cards of the pool on a node as the cluster reports them; None where it reports nothing at all."""
-        pool = self.pool.type
-        nodes = self.pools.nodes(self.search.demand.spec.cluster_id) if self.pools else None
-        if nodes is None or pool is None:
-            return None
-        here = nodes.get(self.fleet.row(w).name, ())
-        return tuple(g for g in here if belongs(g.manufacturer, g.product, pool))
-
-    def reported(self, rows: Ints) -> Bools:
-        """(R, S) cards that the cluster does not speak against."""
-        said = np.ones((len(rows), self.fleet.slots), np.bool_)
-        pool = self.pool.type
-        for r, w in enumerate(rows.tolist()):
-            groups = self.groups(w)
-            if groups is None or pool is None:
-                continue
-            fit = [a for g in groups if self.ask.allowed(g) for a in g.accelerators if self.ask.free(a, pool)]
-            if len(fit) < self.ask.cards:
-                said[r] = False
-                continue
-            listed = {a.index for g in groups for a in g.accelerators}
-            indexes = self.fleet.gpu_index[w]
-            if any(int(i) in listed for i in indexes[self.fleet.gpu_id[w] != 0]):
-                said[r] = np.isin(indexes, [a.index for a in fit if a.index is not None])
-        return said
-
-    def capable(self, w: int) -> bool:
-        """Whether the node serves by the peer's rule, which asks for slicing by software in any case but
-        for partitions, and for anything left at all."""
-        groups = self.groups(w)
-        if groups is None:
-            return True
-        allowed = [g for g in groups if (self.ask.allowed(g) if self.ask.profile else g.logical_count > 0)]
-        return any(a.remaining > 0 for g in allowed for a in g.accelerators)
+        return open_ & self.report.open(self.fleet, rows)
 
     # -- how many workers --------------------------------------------------------------------------------
 
@@ -268,7 +246,11 @@ class PooledCards(OneWorkerTier):
             return
         matching = self.matching(rows)
         enough = np.count_nonzero(matching, axis=1) >= self.ask.cards
-        members = [r for r in np.flatnonzero(enough).tolist() if self.capable(int(rows[r]))]
+        members = [
+            r
+            for r in np.flatnonzero(enough).tolist()
+            if self.report.capable(self.fleet.row(int(rows[r])).name)
+        ]
         parts = self.parts or 1
         if self.rules.vram <= self.pool.size * self.ask.cards:
             parts = 1

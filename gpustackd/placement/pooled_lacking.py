@@ -66,7 +66,7 @@ def lacking(step: PooledCards, rows: Ints) -> tuple[list[Reason], Cure]:
         text = f"no worker has {wanted} of {label}"
         text += f", the most on one is {most}" if most else ""
         return [_pool("no_worker", text, label=label, cards=n, most=most)], Cure.WORKER | Cure.BACKENDS
-    serving = members[[step.reported(np.array([w])).any() for w in members.tolist()]]
+    serving = members[step.report.open(step.fleet, members).any(axis=1)]
     if not len(serving):
         return [_incapable(step, label, len(members))], Cure.BACKENDS | Cure.WORKER
     found = cards(step.fleet, serving, step.rules)

@@ -300,6 +300,29 @@ def test_an_edited_pool_is_seen_by_the_next_decision():
     assert "reports" in refused(on, wanted, policy=policy(devices={}), memo=memo).message
 
 
+def test_an_edited_inventory_changes_only_the_nodes_that_it_concerns():
+    on = fleet("3x2xA100-80")
+    memo: Memo = Memo()
+    for devices, worker in (
+        ({"w1": node(100, 100)}, "w1"),
+        ({"w2": node(100, 100)}, "w2"),
+        ({"w2": node(0, 0), "w3": node(0, 70), "gone": node(100)}, "w3"),
+        ({"w3": node(0, 20)}, None),
+        (None, "any"),
+        ({"w1": node(100, 100)}, "w1"),
+    ):
+        known = policy(devices=devices)
+        kept = ask(on, half(30), policy=known, memo=memo)
+        assert kept == ask(on, half(30), policy=known)
+        if worker is None:
+            assert "50 % of a card left" in kept.message
+        else:
+            assert kept.placement.parts[0].worker_name in (
+                worker,
+                *(["w1", "w2", "w3"] if worker == "any" else []),
+            )
+
+
 def test_a_slice_is_decided_on_what_earlier_decisions_took():
     on = fleet("3x2xA100-80")
     memo: Memo = Memo()
