@@ -17,7 +17,7 @@ from gpustackd.errors import BadRow
 COLUMN = "backend_parameters"
 
 _NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z")
-_WHOLE = re.compile(r"[+-]?\d+\Z")
+_WHOLE = re.compile(r"[+-]?\d{1,18}\Z", re.ASCII)
 _NO = frozenset({"0", "false", "no", "off", "f", "n"})
 _JSON = json.JSONDecoder()
 
