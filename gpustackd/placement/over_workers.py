@@ -116,18 +116,14 @@ class OverWorkers(Tier):
         if not options:
             return None
         best = min(options, key=lambda o: (o.hosts, o.booked))
-        scores, parts = self.search.rank(best.members, self.value[best.code][best.members])
+        scores, parts = self.search.rank(best.members, self._values(best))
         top = (scores >= scores.max() - EPSILON).nonzero()[0]
         if len(top) >= best.hosts:
             chosen = block(top.tolist(), best.hosts, turn)
         else:
             chosen = np.argsort(-scores, kind="stable")[: best.hosts].tolist()
         seats = tuple(self.seats(best.members[chosen], best.code))
-        if self.rules.taking is Taking.SPLIT:  # what is booked was not known before
-            _, exact = self.search.rate([seats])
-            total = {k: float(v[0]) for k, v in exact.items()}
-        else:
-            total = self.search.together(seats, {k: v[chosen].tolist() for k, v in parts.items()})
+        total = self.search.together(seats, {k: v[chosen].tolist() for k, v in parts.items()})
         record = {
             "worker": self.fleet.row(seats[0].w).name,
             "gpus": sum(len(s.slots) for s in seats),
@@ -136,6 +132,17 @@ class OverWorkers(Tier):
             "parts": {k: round(v, 4) for k, v in total.items()},
         }
         return Choice(seats, self.step, sum(total.values()), total, also=(record,))
+
+    def _values(self, option: Option) -> Floats:
+        """Card values of the members. Where the need is split, what a card books is known only now."""
+        if self.rules.taking is not Taking.SPLIT:
+            return self.value[option.code][option.members]
+        found = cards(self.fleet, option.members, self.rules)
+        mine = found.type == option.code
+        gpus = int(np.count_nonzero(mine[0]))
+        claim = np.where(mine, option.booked // (option.hosts * gpus), 0)
+        values = self.scorer.cards(self.search.seats(found, claim, claim.sum(axis=1)[:, None]))
+        return self.scorer.together(values, mine)
 
     def _options(self) -> Iterator[Option]:
         """The class of each type and GPU count that serves with the fewest workers."""
