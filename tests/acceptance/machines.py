@@ -227,14 +227,15 @@ class Site:
             patience=patience,
         )
 
-    async def commit_waits(self, patience: float = 60.0) -> int:
-        """Wait until a daemon's commit waits for a lock that this connection holds; its backend's pid."""
-        pid: int = await self.until(
-            "SELECT max(pid) FROM pg_stat_activity WHERE query LIKE '%gpustackd_commit%'"
-            " AND wait_event_type = 'Lock' AND pg_backend_pid() = ANY (pg_blocking_pids(pid))",
+    async def commit_waits(self, holder: int, patience: float = 60.0) -> None:
+        """Wait until a daemon's commit waits for a lock that the backend `holder` has. Not to be asked in a
+        transaction: the server's view of its sessions stands still in one."""
+        await self.until(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%gpustackd_commit%'"
+            " AND wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid)))",
+            holder,
             patience=patience,
         )
-        return pid
 
     async def clean(self) -> None:
         """Every rule of the contract holds."""
