@@ -103,7 +103,7 @@ class World:
         """Let the leases of these instances be over."""
         await self.sql.execute(
             "UPDATE model_instances SET lease_until = clock_timestamp() - interval '1 s'"
-            " WHERE id = ANY ($1::bigint[])",
+            " WHERE id = ANY ($1::bigint[]) AND state = 'ANALYZING'",
             list(ids),
         )
 
