@@ -92,8 +92,8 @@ class Record:
         return found
 
     async def broken(self) -> list[str]:
-        """Breaches of what must hold over time: lawful moves, one binding for an instance and epoch, bound only
-        to READY workers, hands off what a worker has taken. Empty = none."""
+        """Breaches of what must hold over time: lawful moves, one binding for an instance and epoch, bound by who claimed it,
+        to READY workers only, hands off what a worker has taken. Empty = none."""
         found: list[str] = []
         rows = await self._sql.fetch(
             "SELECT was, became, bool_and(worker_id IS NULL) AS cleared, count(*) AS n FROM recorder.moves"
@@ -109,6 +109,15 @@ class Record:
             " WHERE became = 'SCHEDULED' AND was = 'ANALYZING' GROUP BY 1, 2 HAVING count(*) > 1"
         )
         found += [f"instance {r['instance_id']} bound twice in epoch {r['epoch']}: {r['by']}" for r in rows]
+        rows = await self._sql.fetch(
+            "SELECT b.instance_id, b.epoch, b.by, c.by AS owner FROM recorder.moves b LEFT JOIN recorder.moves c"
+            " ON c.instance_id = b.instance_id AND c.epoch = b.epoch AND c.became = 'ANALYZING'"
+            " WHERE b.was = 'ANALYZING' AND b.became = 'SCHEDULED' AND c.by IS DISTINCT FROM b.by"
+        )
+        found += [
+            f"instance {r['instance_id']} bound by {r['by']} in epoch {r['epoch']}, claimed by {r['owner']}"
+            for r in rows
+        ]
         rows = await self._sql.fetch("SELECT * FROM recorder.bookings WHERE worker_state <> 'READY'")
         found += [f"instance {r['instance_id']} bound to a worker that was {r['worker_state']}" for r in rows]
         rows = await self._sql.fetch(
@@ -132,20 +141,23 @@ class Watch:
 
 
 @asynccontextmanager
-async def watching(url: str, *, stuck_after: float | None = None) -> AsyncIterator[Watch]:
+async def watching(
+    url: str, *, stuck_after: float | None = None, undecided_after: float | None = None
+) -> AsyncIterator[Watch]:
     """Audit the database five times a second until this ends; a breach at any poll fails the test.
 
-    `stuck_after`: an ANALYZING row whose lease ended so many seconds ago is a breach too.
+    `stuck_after`: an ANALYZING row whose lease ended so many seconds ago is a breach too; `undecided_after`:
+    one that has been PENDING for so long without having heard a reason.
     """
     watch = Watch()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch, url, watch, stuck_after)
+        tasks.start_soon(_watch, url, watch, stuck_after, undecided_after)
         yield watch
         tasks.cancel_scope.cancel()
     assert watch.breaches == [], "\n".join(watch.breaches[:10])
 
 
-async def _watch(url: str, watch: Watch, stuck_after: float | None) -> None:
+async def _watch(url: str, watch: Watch, stuck_after: float | None, undecided_after: float | None) -> None:
     connection: Any = None
     try:
         while True:
@@ -153,7 +165,11 @@ async def _watch(url: str, watch: Watch, stuck_after: float | None) -> None:
             try:
                 if connection is None or connection.is_closed():
                     connection = await connected(url, application_name="the auditor")
-                await _look(connection, watch, stuck_after)
+                await _look(connection, watch)
+                for seconds, question in ((stuck_after, STUCK), (undecided_after, UNDECIDED)):
+                    if seconds is not None:
+                        rows = await connection.fetch(question, seconds)
+                        watch.breaches += [f"poll {watch.polls}: {r['name']}: {r['how']}" for r in rows]
             except GONE:
                 watch.blind += 1
                 if connection is not None:
@@ -166,16 +182,15 @@ async def _watch(url: str, watch: Watch, stuck_after: float | None) -> None:
             connection.terminate()
 
 
-async def _look(connection: Any, watch: Watch, stuck_after: float | None) -> None:
+async def _look(connection: Any, watch: Watch) -> None:
     found = await audit_on(connection)
     watch.polls += 1
     watch.breaches += [f"poll {watch.polls}: rule {b.rule}, {b.what}: {b.how}" for b in found.breaches]
-    if stuck_after is not None:
-        rows = await connection.fetch(
-            "SELECT name, extract(epoch FROM clock_timestamp() - lease_until) AS over FROM model_instances"
-            " WHERE state = 'ANALYZING' AND lease_until < clock_timestamp() - make_interval(secs => $1)",
-            stuck_after,
-        )
-        watch.breaches += [
-            f"poll {watch.polls}: {r['name']} ANALYZING {r['over']:.1f} s past its lease" for r in rows
-        ]
+
+
+STUCK = """
+SELECT name, 'ANALYZING past its lease by ' || (clock_timestamp() - lease_until) AS how FROM model_instances
+ WHERE state = 'ANALYZING' AND lease_until < clock_timestamp() - make_interval(secs => $1)"""
+UNDECIDED = """
+SELECT name, 'PENDING and undecided for ' || (clock_timestamp() - updated_at) AS how FROM model_instances
+ WHERE state = 'PENDING' AND reasons IS NULL AND updated_at < clock_timestamp() - make_interval(secs => $1)"""

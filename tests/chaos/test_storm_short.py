@@ -1,0 +1,45 @@
+"""The short storm, a part of every test run; the long one is run by `make chaos`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.storm import Plan, storm
+
+pytestmark = pytest.mark.anyio
+
+SHORT = Plan(
+    instances=1000, kills=20, sleeps=5, terminations=6, restarts=1, deafnesses=1, backlog=150, pause=0.6
+)
+LONG = Plan(
+    instances=20_000, kills=150, sleeps=40, terminations=80, restarts=12, deafnesses=12, backlog=3000, lease=2,
+    rescan=10, pause=3, crashes=True, seed=2,
+)  # fmt: skip
+
+
+@pytest.mark.timeout(400)
+async def test_a_short_storm_breaks_no_rule_and_leaves_nothing_stuck(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = await storm(SHORT, tmp_path)
+    with capsys.disabled():
+        print(f"\nshort storm: {outcome}")
+    assert outcome.inserted >= 1000
+    assert outcome.blows["kill"] == 20
+    assert outcome.blows["sleep"] == 5
+    assert outcome.blows["restart"] == 1
+    assert outcome.refused_late > 0
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+async def test_a_long_storm_breaks_no_rule_and_leaves_nothing_stuck(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = await storm(LONG, tmp_path)
+    with capsys.disabled():
+        print(f"\nlong storm: {outcome}")
+    assert outcome.inserted >= 20_000
+    assert outcome.refused_late > 0
