@@ -1,4 +1,4 @@
-"""What black-box tests start from: a database with the schema, users' SQL, and a record of all that happens."""
+"""What black-box tests start from: a database with the schema, users' SQL, a record of all that happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemons as real processes: started as a person starts them, heard line by line, signalled, always reaped."""
+"""Daemons as real processes: started as people start them, heard by their logs, signalled, always reaped."""
 
 from __future__ import annotations
 
@@ -280,8 +280,8 @@ class Crew:
 async def crew(
     url: str, folder: Path, *, keep: int | None = None, forgiving: bool = False, **settings: Any
 ) -> AsyncIterator[Crew]:
-    """Daemons on `url` with these settings. Whatever happens, none is left when this ends; unless `forgiving`,
-    a fault in any log fails the test. `keep`: lines remembered of each daemon (None = all)."""
+    """Daemons on `url` with these settings. Whatever happens, none is left when this ends; unless
+    `forgiving`, a fault in any log fails the test. `keep`: lines remembered of each daemon (None = all)."""
     folder.mkdir(parents=True, exist_ok=True)
     async with anyio.create_task_group() as tasks:
         made = Crew(url, folder, tasks, variables(settings), keep)
@@ -307,7 +307,7 @@ def clean_environment() -> dict[str, str]:
 
 @cache
 def _compiled() -> str:
-    """A folder for compiled modules: most of a start is compiling where the environment forbids to keep them."""
+    """A folder for compiled modules; where the environment forbids them, compiling is most of a start."""
     folder = tempfile.mkdtemp(prefix="gpustackd-test-pyc-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

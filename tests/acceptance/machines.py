@@ -1,4 +1,4 @@
-"""A fleet, models and instances by plain SQL: `W(name; RAM; GPUs; reserved)` in GiB, as field reports have it."""
+"""A fleet, models, instances by plain SQL, in the words of field reports: `W(name; RAM; GPUs; reserved)`."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ class Site:
         cards: int | None = None,
         **columns: Any,
     ) -> int:
-        """A model row; with `need` (GiB) its directory is written too. `share` is vLLM's part of each card (its
-        default: 0.9), `cards` its tensor-parallel size."""
+        """A model row; with `need` (GiB) its directory is written too. `share` is vLLM's part of each card
+        (its default: 0.9), `cards` its tensor-parallel size."""
         name = name or f"m{next(_numbers)}"
         flags = [f"--gpu-memory-utilization={share:g}"] if share else []
         flags += [f"--tensor-parallel-size={cards}"] if cards else []
@@ -192,7 +192,8 @@ class Site:
     async def placed(self, ids: Collection[int], patience: float = 60.0) -> list[dict[str, Any]]:
         """Wait until all of these have a place; their rows."""
         await self.until(
-            "SELECT count(*) = $2 FROM model_instances WHERE id = ANY ($1::bigint[]) AND worker_id IS NOT NULL",
+            "SELECT count(*) = $2 FROM model_instances"
+            " WHERE id = ANY ($1::bigint[]) AND worker_id IS NOT NULL",
             list(ids),
             len(set(ids)),
             patience=patience,

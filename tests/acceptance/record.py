@@ -26,11 +26,11 @@ GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
 INSTALL = """
 CREATE SCHEMA recorder;
 CREATE TABLE recorder.moves (
-    n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, instance_id bigint, was text, became text, epoch bigint,
-    worker_id bigint, by text, at timestamptz DEFAULT clock_timestamp());
+    n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, instance_id bigint, was text, became text,
+    epoch bigint, worker_id bigint, by text, at timestamptz DEFAULT clock_timestamp());
 CREATE TABLE recorder.bookings (
-    n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, instance_id bigint, worker_id bigint, gpu_device_id bigint,
-    worker_state text, by text, at timestamptz DEFAULT clock_timestamp());
+    n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, instance_id bigint, worker_id bigint,
+    gpu_device_id bigint, worker_state text, by text, at timestamptz DEFAULT clock_timestamp());
 CREATE FUNCTION recorder.note_move() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
@@ -77,7 +77,8 @@ class Record:
     async def states(self, instance_id: int) -> list[str]:
         """The states that an instance went through, in order."""
         rows = await self._sql.fetch(
-            "SELECT became FROM recorder.moves WHERE instance_id = $1 AND became IS DISTINCT FROM was ORDER BY n",
+            "SELECT became FROM recorder.moves"
+            " WHERE instance_id = $1 AND became IS DISTINCT FROM was ORDER BY n",
             instance_id,
         )
         return [r["became"] for r in rows]
@@ -85,15 +86,16 @@ class Record:
     async def count(self, became: str, by: str = "%") -> int:
         """How often an instance came into a state, by whom."""
         found: int = await self._sql.fetchval(
-            "SELECT count(*) FROM recorder.moves WHERE became = $1 AND was IS DISTINCT FROM became AND by LIKE $2",
+            "SELECT count(*) FROM recorder.moves"
+            " WHERE became = $1 AND was IS DISTINCT FROM became AND by LIKE $2",
             became,
             by,
         )
         return found
 
     async def broken(self) -> list[str]:
-        """Breaches of what must hold over time: lawful moves, one binding for an instance and epoch, bound by who claimed it,
-        to READY workers only, hands off what a worker has taken. Empty = none."""
+        """Breaches of what must hold over time: lawful moves, one binding for an instance and epoch, made by
+        who claimed it, to READY workers only, hands off what a worker has taken. Empty = none."""
         found: list[str] = []
         rows = await self._sql.fetch(
             "SELECT was, became, bool_and(worker_id IS NULL) AS cleared, count(*) AS n FROM recorder.moves"
@@ -110,7 +112,8 @@ class Record:
         )
         found += [f"instance {r['instance_id']} bound twice in epoch {r['epoch']}: {r['by']}" for r in rows]
         rows = await self._sql.fetch(
-            "SELECT b.instance_id, b.epoch, b.by, c.by AS owner FROM recorder.moves b LEFT JOIN recorder.moves c"
+            "SELECT b.instance_id, b.epoch, b.by, c.by AS owner"
+            " FROM recorder.moves b LEFT JOIN recorder.moves c"
             " ON c.instance_id = b.instance_id AND c.epoch = b.epoch AND c.became = 'ANALYZING'"
             " WHERE b.was = 'ANALYZING' AND b.became = 'SCHEDULED' AND c.by IS DISTINCT FROM b.by"
         )
@@ -121,7 +124,8 @@ class Record:
         rows = await self._sql.fetch("SELECT * FROM recorder.bookings WHERE worker_state <> 'READY'")
         found += [f"instance {r['instance_id']} bound to a worker that was {r['worker_state']}" for r in rows]
         rows = await self._sql.fetch(
-            f"SELECT * FROM recorder.moves WHERE was IN {TAKEN} AND by LIKE 'gpustackd %' AND became IS NOT NULL"
+            "SELECT * FROM recorder.moves"
+            f" WHERE was IN {TAKEN} AND by LIKE 'gpustackd %' AND became IS NOT NULL"
         )
         found += [
             f"instance {r['instance_id']} taken from {r['was']} to {r['became']} by {r['by']}" for r in rows

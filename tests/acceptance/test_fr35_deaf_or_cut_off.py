@@ -26,10 +26,12 @@ SLOW = {"lease": 30, "rescan_interval": 600}
 @pytest.fixture
 async def server() -> AsyncIterator[EmbeddedPostgres]:
     """A server of this test's own, to be stopped."""
-    async with anyio.TemporaryDirectory(prefix="gpustackd-test-") as folder:
-        async with EmbeddedPostgres(folder, settings={**QUICK, "max_connections": 30}) as postgres:
-            await migrate(postgres.url())
-            yield postgres
+    async with (
+        anyio.TemporaryDirectory(prefix="gpustackd-test-") as folder,
+        EmbeddedPostgres(folder, settings={**QUICK, "max_connections": 30}) as postgres,
+    ):
+        await migrate(postgres.url())
+        yield postgres
 
 
 async def origin(daemon: Daemon, instance_id: int) -> str:
@@ -176,6 +178,7 @@ async def test_a_server_that_is_down_costs_no_processor_and_nothing_turns_to_err
 async def test_a_server_that_is_down_for_two_minutes(server: EmbeddedPostgres, tmp_path: Path) -> None:
     found = await server_down(server, tmp_path, seconds=120)
     print(
-        f"\nFR-35 d: 2 min without server: {found['share']:.2%} of a processor, back {found['back']:.2f} s after"
+        f"\nFR-35 d: 2 min without server: {found['share']:.2%} of a processor,"
+        f" placing again {found['back']:.2f} s after"
     )
     assert found["share"] < 0.05

@@ -47,7 +47,8 @@ class Seen:
 
 SAMPLE = """
 SELECT count(*) AS n,
-       count(*) FILTER (WHERE state LIKE 'idle in transaction%' AND now() - state_change > interval '2 s') AS idle
+       count(*) FILTER (WHERE state LIKE 'idle in transaction%'
+                          AND now() - state_change > interval '2 s') AS idle
   FROM pg_stat_activity WHERE application_name LIKE 'gpustackd%'"""
 
 

@@ -22,7 +22,8 @@ SLOW = {"lease": 30, "rescan_interval": 600}
 PAUSE = """
 CREATE FUNCTION pause() RETURNS event_trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT FROM pg_event_trigger_ddl_commands() WHERE object_identity LIKE '%.model_instances') THEN
+    IF EXISTS (SELECT FROM pg_event_trigger_ddl_commands()
+                WHERE object_identity LIKE '%.model_instances') THEN
         PERFORM pg_advisory_lock_shared(4711);
     END IF;
 END $$;

@@ -92,7 +92,7 @@ async def town(whole_town: tuple[Town, list[int]]) -> AsyncIterator[Town]:
     assert await found.record.broken() == []
 
 
-# -- refused by the database, with its words -------------------------------------------------------------------
+# -- refused by the database, with its words -----------------------------------------------------------------
 
 
 async def test_an_instance_of_an_unknown_model_is_refused(town: Town) -> None:
@@ -127,12 +127,10 @@ async def test_names_are_unique(town: Town) -> None:
     host = await town.worker(name=f"twice{next(_numbers)}")
     (instance,) = await town.site.instances(model)
     for table, id_ in (("models", model), ("workers", host), ("model_instances", instance)):
+        row = await town.site.row(table, id_)
+        same = {"name": row["name"]} | ({"model_id": model} if table == "model_instances" else {})
         with pytest.raises(asyncpg.UniqueViolationError, match="name"):
-            await town.site.sql.execute(
-                f"INSERT INTO {table} (name {', model_id' if table == 'model_instances' else ''})"
-                f" SELECT name {', model_id' if table == 'model_instances' else ''} FROM {table} WHERE id = $1",
-                id_,
-            )
+            await town.site.insert(table, **same)
     with pytest.raises(asyncpg.UniqueViolationError, match="worker_id, type, index"):
         await town.site.insert("gpu_devices", worker_id=host, index=0, type="cuda", vram_total=GIB)
     await town.site.placed([instance])
@@ -185,7 +183,7 @@ async def test_truncate_is_refused_with_the_way_to_go(town: Town, table: str) ->
     assert "DELETE" in str(caught.value.hint)
 
 
-# -- taken, and answered by the scheduler -----------------------------------------------------------------------
+# -- taken, and answered by the scheduler --------------------------------------------------------------------
 
 
 async def test_a_model_of_another_cluster_waits_and_is_told_so(town: Town) -> None:
@@ -258,7 +256,7 @@ async def test_a_model_that_asks_nonsense_waits_with_a_reason_that_names_it(
     await town.site.placed(good, patience=within(5))
 
 
-# -- changed under the scheduler's hands -----------------------------------------------------------------------
+# -- changed under the scheduler's hands ---------------------------------------------------------------------
 
 
 async def caught_in_the_act(town: Town, model: int, host: int) -> int:

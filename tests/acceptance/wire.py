@@ -1,4 +1,4 @@
-"""The network at its worst: a proxy before PostgreSQL that goes silent, and an address that swallows calls."""
+"""The network at its worst: a proxy before PostgreSQL that falls silent, an address that swallows calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The storm: daemons and users on a contended fleet, while processes are killed and stopped, sessions ended, the
-server restarted and notifications cut. The audit is the judge at every poll, the record at the end."""
+"""The storm: daemons and users on a contended fleet, while processes are killed and stopped, sessions ended,
+the server restarted and notifications cut. The audit judges at every poll, the record at the end."""
 
 from __future__ import annotations
 
@@ -170,8 +170,9 @@ class Storm:
             with anyio.move_on_after(self.plan.lease):
                 while True:
                     names = await looker.fetch(
-                        "SELECT application_name AS name FROM pg_stat_activity WHERE query LIKE"
-                        " '%gpustackd_commit%' AND wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid))",
+                        "SELECT application_name AS name FROM pg_stat_activity"
+                        " WHERE query LIKE '%gpustackd_commit%' AND wait_event_type = 'Lock'"
+                        " AND $1 = ANY (pg_blocking_pids(pid))",
                         holder,
                     )
                     found = [d for d in self._fit() if f"gpustackd {d.name}" in {r["name"] for r in names}]
@@ -212,7 +213,7 @@ class Storm:
         self._users.broken = False
 
     async def _deafen(self) -> None:
-        """No notification is sent any more, for longer than a rescan takes to come; probes are still heard."""
+        """No notification is sent for longer than a rescan takes to come; probes are still heard."""
         told = await self._sql("SELECT pg_get_functiondef('gpustackd_notify'::regproc)")
         await self._sql(MUTE)
         await anyio.sleep(self.plan.rescan * 1.5)
@@ -262,7 +263,7 @@ async def storm(plan: Plan, folder: Path) -> Outcome:
 
 
 async def _calm(plan: Plan, url: str, folder: Path, run: Storm, users: Users, watch: Watch) -> None:
-    """After the storm: everything is decided, what waits moves up as places are given back, nothing is left."""
+    """After the storm: all is decided, what waits moves up as places are given back, nothing is left."""
     patience = plan.lease + plan.rescan + SLACK
     assert users.failed == [], "\n".join(users.failed[:10])
     async with site_on(url, folder) as site:

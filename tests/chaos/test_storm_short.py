@@ -11,12 +11,29 @@ from tests.chaos.storm import Plan, storm
 pytestmark = pytest.mark.anyio
 
 SHORT = Plan(
-    instances=1000, kills=20, sleeps=5, terminations=6, restarts=1, deafnesses=1, backlog=150, pause=0.6
+    instances=1000,
+    kills=20,
+    sleeps=5,
+    terminations=6,
+    restarts=1,
+    deafnesses=1,
+    backlog=150,
+    pause=0.6,
 )
 LONG = Plan(
-    instances=20_000, kills=150, sleeps=40, terminations=80, restarts=12, deafnesses=12, backlog=3000, lease=2,
-    rescan=10, pause=3, crashes=True, seed=2,
-)  # fmt: skip
+    instances=20_000,
+    kills=150,
+    sleeps=40,
+    terminations=80,
+    restarts=12,
+    deafnesses=12,
+    backlog=3000,
+    lease=2,
+    rescan=10,
+    pause=3,
+    crashes=True,
+    seed=2,
+)
 
 
 @pytest.mark.timeout(400)

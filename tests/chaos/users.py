@@ -1,4 +1,4 @@
-"""Users in a storm: one session of plain SQL that inserts, deletes, edits, cordons, loses and brings machines.
+"""Users in a storm: one session of plain SQL that inserts, deletes, edits, cordons, takes machines away.
 
 One session, so that users cannot get in each other's way: whatever goes wrong with a statement here is the
 daemons' doing, and a failure.
