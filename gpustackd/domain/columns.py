@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustackd.domain.backends import DeviceKind, architecture
+
 UNKNOWN = -1
 
 Ints = NDArray[np.int64]
@@ -30,6 +32,11 @@ class Columns:
         self._type_code: dict[str, int] = {}
         self.states: list[str] = []
         self._state_code: dict[str, int] = {}
+        self.kinds: list[DeviceKind] = []
+        """Kinds of devices that were ever seen; never fewer."""
+        self._kind_code: dict[DeviceKind, int] = {}
+        self.architectures: list[str] = [""]
+        """CPU architectures that were ever seen; the first stands for "not known"."""
         self._allocate(max(workers, 1), max(slots, 1))
 
     def _allocate(self, workers: int, slots: int) -> None:
@@ -46,6 +53,8 @@ class Columns:
         self.ram_allocated: Ints = np.zeros(workers, np.int64)
         self.ram_assumed: Ints = np.zeros(workers, np.int64)
         self.worker_version: Ints = np.zeros(workers, np.int64)
+        self.arch: NDArray[np.int32] = np.zeros(workers, np.int32)
+        """Position of the CPU architecture in `architectures`."""
         self.occupants: NDArray[np.int32] = np.zeros(workers, np.int32)
         """GPU slots (or CPU placements) held by instances of any model."""
         self.spanning: NDArray[np.int32] = np.zeros(workers, np.int32)
@@ -62,6 +71,10 @@ class Columns:
         self.vram_allocated: Ints = np.zeros(shape, np.int64)
         self.vram_assumed: Ints = np.zeros(shape, np.int64)
         self.gpu_version: Ints = np.zeros(shape, np.int64)
+        self.gpu_kind: NDArray[np.int32] = np.full(shape, -1, np.int32)
+        """Position of the device's kind in `kinds`; -1 = no GPU."""
+        self.foreign: Ints = np.zeros(shape, np.int64)
+        """VRAM that processes of others hold beyond the worker's reserve, where that counts."""
         self.gpu_occupants: NDArray[np.int32] = np.zeros(shape, np.int32)
         # What follows from the columns above, brought up to date by `renew` for workers that changed.
         self.usable: Bools = np.zeros(shape, np.bool_)
@@ -75,14 +88,15 @@ class Columns:
 
     _WORKER_COLUMNS = (
         "alive", "touched", "worker_id", "cluster", "state", "ready", "unified", "worker_over",
-        "ram_capacity", "ram_allocated", "ram_assumed", "worker_version", "occupants", "spanning",
+        "ram_capacity", "ram_allocated", "ram_assumed", "worker_version", "arch", "occupants",
+        "spanning",
     )  # fmt: skip
     _GPU_COLUMNS = (
         "gpu_id", "gpu_index", "gpu_type", "gpu_open", "gpu_over", "vram_total", "vram_capacity",
-        "vram_allocated", "vram_assumed", "gpu_version", "gpu_occupants",
+        "vram_allocated", "vram_assumed", "gpu_version", "gpu_kind", "foreign", "gpu_occupants",
     )  # fmt: skip
     _EMPTY = {  # noqa: RUF012 - read only
-        "ram_capacity": UNKNOWN, "gpu_index": -1, "gpu_type": -1, "vram_total": UNKNOWN,
+        "ram_capacity": UNKNOWN, "gpu_index": -1, "gpu_type": -1, "gpu_kind": -1, "vram_total": UNKNOWN,
         "vram_capacity": UNKNOWN,
     }  # fmt: skip
 
@@ -115,6 +129,20 @@ class Columns:
             self.types.append(name)
         return self._type_code[name]
 
+    def kind_code(self, kind: DeviceKind) -> int:
+        """The small integer that stands for a kind of device in `gpu_kind`."""
+        if kind not in self._kind_code:
+            self._kind_code[kind] = len(self.kinds)
+            self.kinds.append(kind)
+        return self._kind_code[kind]
+
+    def arch_code(self, cpu_arch: str | None) -> int:
+        """The small integer that stands for a CPU architecture in `arch`."""
+        name = architecture(cpu_arch)
+        if name not in self.architectures:
+            self.architectures.append(name)
+        return self.architectures.index(name)
+
     def state_code(self, name: str) -> int:
         """The small integer that stands for a worker state in `state`."""
         if name not in self._state_code:
@@ -140,6 +168,7 @@ class Columns:
         # an unknown capacity is below 0, and so is what is left of it
         free: Ints = self.vram_capacity[where] - self.vram_allocated[where]
         free -= self.vram_assumed[where]
+        free -= self.foreign[where]
         np.maximum(free, 0, out=free)
         free *= ~self.gpu_over[where]
         unified: Bools = self.unified[where]

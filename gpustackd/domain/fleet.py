@@ -8,14 +8,18 @@ worker with a new `tick`, so that results kept per demand know which workers to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gpustackd.domain.backends import device_kind
 from gpustackd.domain.columns import UNKNOWN, Bools, Ints
 from gpustackd.domain.occupancy import Assumption, Occupancy
 from gpustackd.domain.outcome import Placement
 from gpustackd.domain.rows import Booking, GpuRow, WorkerRow
+
+FOREIGN_NEWS = 32 * 2**20
+"""Bytes: usage samples tremble, and every change has the worker looked at anew."""
 
 __all__ = ["UNKNOWN", "Booking", "Bools", "Fleet", "GpuRow", "Ints", "WorkerRow"]
 
@@ -60,6 +64,7 @@ class Fleet(Occupancy):
         self.ram_capacity[w] = UNKNOWN if row.ram_capacity is None else row.ram_capacity
         self.ram_allocated[w] = row.ram_allocated
         self.worker_version[w] = row.version
+        self.arch[w] = self.arch_code(row.cpu_arch)
         self.touch(w)
 
     def _new_position(self, worker_id: int) -> int:
@@ -108,6 +113,8 @@ class Fleet(Occupancy):
         self.vram_capacity[place] = UNKNOWN if row.capacity is None else row.capacity
         self.vram_allocated[place] = row.vram_allocated
         self.gpu_version[place] = row.version
+        kind = device_kind(row.type, row.runtime_version, row.arch_family, row.name)
+        self.gpu_kind[place] = self.kind_code(kind)
         if fresh:
             self._seat_gpu(row.id, row.worker_id, place)
         self.touch(w)
@@ -142,6 +149,21 @@ class Fleet(Occupancy):
         self._free_positions.append(w)
         self.roster += 1
         self.touch(w)
+
+    def set_foreign(self, held: Mapping[int, int]) -> bool:
+        """What processes of others hold beyond the worker's reserve, by GPU id in bytes; GPUs not named hold
+        nothing. A change of less than `FOREIGN_NEWS` is no news. Returns whether any of it was given back."""
+        less = False
+        named = {self.slot[g]: size for g, size in held.items() if g in self.slot}
+        places = {*named, *((w, s) for w, s in np.argwhere(self.foreign > 0).tolist())}
+        for place in sorted(places):
+            size, before = named.get(place, 0), int(self.foreign[place])
+            if size == before or (size and before and abs(size - before) < FOREIGN_NEWS):
+                continue
+            self.foreign[place] = size
+            less |= size < before
+            self.touch(place[0])
+        return less
 
     # -- own decisions ---------------------------------------------------------------------------------
 

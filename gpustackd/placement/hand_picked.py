@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.fit.limit import busy
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from gpustackd.placement.search import Search
 
 SHOWN = 8
+TELLING = ("backend", "local_path")
+"""Filters whose reasons say more than their names."""
 
 
 class HandPicked:
@@ -108,6 +112,9 @@ class HandPicked:
             text = f"selected GPU{_s(gpus)} {_names(gpus)}: worker {row.name} {why}"
             reasons.append(_reason("worker_out", text, worker=row.name, state=row.state, failing=failing,
                                    count=len(gpus)))  # fmt: skip
+            for n, f in enumerate(self.search.filters):
+                if bits >> n & 1 and f.name in TELLING:
+                    reasons.extend(f.reasons(fleet, np.array([w]), 0, 1))
         if selection.absent:
             gpus = selection.absent
             text = f"selected GPU{_s(gpus)} {_names(gpus)}: no such worker or GPU is known"
@@ -116,6 +123,12 @@ class HandPicked:
             gpus = selection.shut
             text = f"selected GPU{_s(gpus)} {_names(gpus)}: closed, over-committed, or of unknown memory"
             reasons.append(_reason("shut", text, gpus=[str_of(g) for g in gpus[:SHOWN]], count=len(gpus)))
+        if selection.foreign:
+            gpus = selection.foreign
+            text = f"selected GPU{_s(gpus)} {_names(gpus)}: {self.spec.effective_backend} does not run there"
+            reasons.append(
+                _reason("wrong_type", text, gpus=[str_of(g) for g in gpus[:SHOWN]], count=len(gpus))
+            )
         return reasons
 
     def _too_few(self, cards: Sequence[Card]) -> Reason:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from gpustackd.domain.backends import Backends
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
 from gpustackd.domain.pools import NO_POOLS, Pools
+from gpustackd.placement.filters.catalogue import Catalogue
 
 Files = Mapping[str, Mapping[int, int]]
 
@@ -33,11 +35,16 @@ class Policy:
     pools: Pools = NO_POOLS
     """Instance types and what clusters report of their cards, for `gpu_type_selector`."""
 
+    backends: Backends | None = None
+    """Registered inference backends; None = nothing is known, so no worker is dropped for its runtime."""
+    catalogue: Catalogue | None = None
+    """Images of engines; None = the packaged ones."""
+
     @property
     def key(self) -> tuple[Any, ...]:
         """What kept results depend on; files and pools are looked at anew in every decision."""
         return (self.strategy, self.placement_max, self.locality_max, self.commit_check, self.compat,
-                self.prefer)  # fmt: skip
+                self.prefer, self.backends, self.catalogue)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ def refuse(search: Search) -> NoFit:
     search.refresh()
     fleet = search.fleet
     reasons, cures = chain.refusals(search.filters, fleet, search.bits, fleet.alive)
+    if search.rules.devices is not None:  # of a worker that stays, some cards may be out of the question
+        cures |= Cure.BACKENDS
     rows = np.flatnonzero(search.bits == 0)
     for step in search.ladder:
         if isinstance(step, HandPicked):  # workers that were never meant are no news

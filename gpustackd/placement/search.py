@@ -15,6 +15,7 @@ from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import PoolStep
 from gpustackd.placement.engine_steps import engine_steps
 from gpustackd.placement.filters import chain
+from gpustackd.placement.filters.framework import FrameworkFilter
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.fractions import follows_cards, fractions, with_fractions
@@ -54,7 +55,10 @@ class Search:
         self.policy = policy
         self.rules = rules
         self.model_id = demand.spec.id
-        self.filters = chain.chain(demand)
+        self.filters = chain.chain(demand, policy)
+        framework = next((f for f in self.filters if isinstance(f, FrameworkFilter)), None)
+        if framework is not None and not framework.letter:
+            self.rules = replace(rules, devices=framework.devices, by_cpu=framework.by_cpu)
         self._labels = next((f for f in self.filters if isinstance(f, LabelFilter) and f.preferred), None)
         self.scorer = Scorer(
             demand.spec.placement_strategy or policy.strategy,

@@ -236,7 +236,10 @@ class CpuOnly(OneWorkerTier):
 
     def look(self, rows: Ints) -> None:
         self.fleet.renew()
-        self.count[rows] = self.fleet.ram_free[rows] >= self.rules.ram_floor
+        serves = self.fleet.ram_free[rows] >= self.rules.ram_floor
+        if self.rules.by_cpu is not None:
+            serves &= self.rules.by_cpu(self.fleet, rows)
+        self.count[rows] = serves
 
     def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Floats]]:
         return self.search.rank(idx, self.value[idx], bare=True)

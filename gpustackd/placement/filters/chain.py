@@ -16,9 +16,11 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, PoolStep, Reason
 from gpustackd.placement.filters.cluster import ClusterFilter
+from gpustackd.placement.filters.framework import framework_filter
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.filters.picked import PickedFilter
 from gpustackd.placement.filters.status import StatusFilter
+from gpustackd.placement.policy import Policy
 
 Bits = NDArray[np.uint16]
 GONE = 1 << 15
@@ -42,7 +44,7 @@ class Filter(Protocol):
         """Why these workers were dropped, when `left` of `of` stayed."""
 
 
-def chain(demand: Demand) -> tuple[Filter, ...]:
+def chain(demand: Demand, policy: Policy) -> tuple[Filter, ...]:
     """The filters that this demand calls for. Raises BadRow where its selectors cannot be read."""
     found: list[Filter] = []
     spec = demand.spec
@@ -53,6 +55,9 @@ def chain(demand: Demand) -> tuple[Filter, ...]:
     if spec.worker_selector:
         found.append(LabelFilter.of(spec.worker_selector))
     found.append(StatusFilter())
+    framework = framework_filter(demand, policy.backends, policy.catalogue, compat=policy.compat)
+    if framework is not None:
+        found.append(framework)
     return tuple(found)
 
 

@@ -52,9 +52,13 @@ def cards(fleet: Fleet, rows: Ints, rules: Rules) -> Cards:
         share = np.where(kind >= 0, by_code[kind], 0.0)
     else:
         share = np.asarray(rules.share)
+    free, usable, ratio = fleet.free[rows], fleet.usable[rows], fleet.ratio[rows]
+    eligible = rules.devices(fleet, rows) if rules.devices is not None else None
+    if eligible is not None:
+        free, usable, ratio = free * eligible, usable & eligible, ratio * eligible
     return Cards(
-        rows, fleet.free[rows], fleet.vram_total[rows], share, kind, fleet.usable[rows], fleet.ram_free[rows],
-        fleet.unified[rows], fleet.ratio[rows],
+        rows, free, fleet.vram_total[rows], share, kind, usable, fleet.ram_free[rows], fleet.unified[rows],
+        ratio,
     )  # fmt: skip
 
 

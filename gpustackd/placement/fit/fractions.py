@@ -30,7 +30,7 @@ def fractions(fleet: Fleet, rows: Ints, demand: Demand, rules: Rules) -> Mapping
     parameters = parse(demand.spec.backend_parameters, first_wins=rules.compat)
     hyper = demand.facts.hyper
     vision = hyper.vision_config if hyper else None
-    found = _selected(fleet, rows, demand) if demand.spec.gpu_ids else _all(fleet, rows)
+    found = _selected(fleet, rows, demand) if demand.spec.gpu_ids else _all(fleet, rows, rules)
     kind = str(demand.facts.config.get("model_type") or "")
     return {t: static_fraction(parameters, shape, vision, kind, rules.compat) for t, shape in found.items()}
 
@@ -41,8 +41,11 @@ def with_fractions(rules: Rules, found: Mapping[str, Fraction]) -> Rules:
     return replace(rules, share=0.0, share_of_type=MappingProxyType(share))
 
 
-def _all(fleet: Fleet, rows: Ints) -> dict[str, Shape]:
+def _all(fleet: Fleet, rows: Ints, rules: Rules) -> dict[str, Shape]:
     kinds, totals = fleet.gpu_type[rows], fleet.vram_total[rows]
+    eligible = rules.devices(fleet, rows) if rules.devices is not None else None
+    if eligible is not None:
+        kinds = np.where(eligible, kinds, -1)
     found: dict[str, Shape] = {}
     for code in np.unique(kinds[kinds >= 0]).tolist():
         known = totals[(kinds == code) & (totals > 0)]

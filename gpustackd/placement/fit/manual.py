@@ -49,6 +49,8 @@ class Selection:
     """By position: the worker is there, but a filter drops it."""
     shut: list[GpuId] = field(default_factory=list)
     """Closed, over-committed, or of unknown memory."""
+    foreign: list[GpuId] = field(default_factory=list)
+    """The engine does not run on them, though it does on another card of their worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ def resolve(fleet: Fleet, ids: Sequence[GpuId], rules: Rules, bits: NDArray[np.u
             found.dropped.setdefault(w, []).append(gpu)
         elif not _usable(fleet, w, slot):
             found.shut.append(gpu)
+        elif not _runs(fleet, rules, w, slot):
+            found.foreign.append(gpu)
         else:
             free = int(fleet.free_vram(np.array([w]))[0, slot])
             total = int(fleet.vram_total[w, slot])
@@ -99,6 +103,11 @@ def _usable(fleet: Fleet, w: int, s: int) -> bool:
         and fleet.vram_capacity[w, s] != UNKNOWN
         and fleet.vram_total[w, s] > 0
     )
+
+
+def _runs(fleet: Fleet, rules: Rules, w: int, s: int) -> bool:
+    eligible = rules.devices(fleet, np.array([w])) if rules.devices is not None else None
+    return eligible is None or bool(eligible[0, s])
 
 
 def _claim(rules: Rules, total: int, gpu_type: str, count: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpustackd.domain.backend_parameters import COLUMN, BackendParameters
 from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.fleet import Bools, Fleet, Ints
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.divisible import Divisors
@@ -77,6 +78,10 @@ class Rules:
     unchanged: bool = False
     """Commit only where the rows are as the decision saw them (whole cards)."""
     mode: str | None = None
+    devices: Callable[[Fleet, Ints], Bools | None] | None = None
+    """(R, S) cards of some worker positions that the engine runs on, None = all; not set = it runs on any."""
+    by_cpu: Callable[[Fleet, Ints], Bools] | None = None
+    """(R,) positions where the engine runs without an accelerator; not set = anywhere."""
     replicas: int = 1
     compat: bool = False
 

@@ -1,0 +1,210 @@
+"""Keeps workers with a device that the model's engine runs on, and says which devices these are.
+
+A worker with cards of two vendors stays, and only the cards that the engine runs on are offered to the fit. A
+worker without any device stays where the engine has a version for the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpustackd.domain.backends import Backends, DeviceKind
+from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.placement.filters.catalogue import Catalogue, packaged
+from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.filters.framework_verdict import CPU_KIND, Cause, Verdict, Verdicts, verdicts
+from gpustackd.placement.names import some
+
+CUSTOM = "Custom"
+SHOWN = 3
+GROUPS = 8
+"""Causes told one by one; more of them are counted together."""
+WITHOUT_CARDS = frozenset({Engine.CUSTOM, Engine.GGUF, Engine.ROUTER})
+"""Engines that may be placed on a worker's CPU though it has cards."""
+
+
+def framework_filter(
+    demand: Demand, backends: Backends | None, catalogue: Catalogue | None = None, *, compat: bool = False
+) -> FrameworkFilter | None:
+    """The filter that a demand calls for; None where any worker will do: nothing is known of backends, the
+    image is the user's own, the engine is `Custom`, or the role takes no accelerator (it has its own image).
+
+    Raises BadRow where the pinned version cannot be read. In compatibility terms an unset backend of a GGUF
+    file is looked up under the name that it stands for, as the peer does, and nothing is found.
+    """
+    spec = demand.spec
+    if backends is None or spec.image_name:
+        return None
+    name = spec.effective_backend
+    if (spec.backend if compat else name) == CUSTOM or (demand.engine is Engine.ROUTER and not compat):
+        return None
+    known = verdicts(catalogue or packaged(), backends, name, spec.backend_version, spec.owner, compat)
+    if compat:
+        return FrameworkFilter(known, cpu_too=bool(spec.cpu_offloading), letter=True)
+    return FrameworkFilter(known, cpu_too=demand.engine in WITHOUT_CARDS and bool(spec.cpu_offloading))
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why a worker was dropped: its nearest miss."""
+
+    verdict: Verdict
+    kind: DeviceKind
+    arch: str
+
+
+class FrameworkFilter:
+    """A device of the worker is supported by the engine's registered versions or by the image catalogue."""
+
+    name = "backend"
+    cure = Cure.BACKENDS | Cure.WORKER | Cure.MODEL
+
+    def __init__(self, known: Verdicts, *, cpu_too: bool, letter: bool = False) -> None:
+        """`cpu_too`: a worker with devices may serve by its CPU; `letter`: the peer's rule, by which one
+        device that is supported admits all of the worker's."""
+        self.known = known
+        self.cpu_too = cpu_too
+        self.letter = letter
+        self._table: Bools = np.zeros((1, 0), np.bool_)
+        """(kinds + 1, architectures); the last row stands for "no card"."""
+        self._cpu: Bools = np.zeros(0, np.bool_)
+        self._everything = False
+
+    # -- keeping -----------------------------------------------------------------------------------------
+
+    def keep(self, fleet: Fleet, rows: Ints) -> Bools:
+        kinds, arches = fleet.gpu_kind[rows], fleet.arch[rows]
+        self._renew(fleet)
+        kept: Bools = np.any(self._table[kinds, arches[:, None]], axis=1)
+        bare = ~np.any(kinds >= 0, axis=1)
+        kept |= self._cpu[arches] & (bare | self.cpu_too)
+        return kept
+
+    def devices(self, fleet: Fleet, rows: Ints) -> Bools | None:
+        """(R, S) devices of these positions that may be used; None = all of them."""
+        self._renew(fleet)
+        if self._everything or self.letter:
+            return None
+        found: Bools = self._table[fleet.gpu_kind[rows], fleet.arch[rows][:, None]]
+        return found
+
+    def by_cpu(self, fleet: Fleet, rows: Ints) -> Bools:
+        """(R,) positions where the engine runs without an accelerator."""
+        self._renew(fleet)
+        found: Bools = self._cpu[fleet.arch[rows]]
+        return found
+
+    def verdict(self, fleet: Fleet, w: int, s: int) -> Verdict:
+        """What is known of one card: the image that its worker will take, or why there is none."""
+        return self.known.of(fleet.kinds[int(fleet.gpu_kind[w, s])], fleet.architectures[int(fleet.arch[w])])
+
+    def _renew(self, fleet: Fleet) -> None:
+        """Kinds and architectures are only ever added to a fleet."""
+        shape = (len(fleet.kinds) + 1, len(fleet.architectures))
+        if self._table.shape == shape:
+            return
+        table = np.zeros(shape, np.bool_)
+        for a, arch in enumerate(fleet.architectures):
+            for k, kind in enumerate(fleet.kinds):
+                table[k, a] = self.known.of(kind, arch).ok
+        self._table = table
+        self._everything = bool(table[:-1].all())
+        self._cpu = np.array([self.known.of(CPU_KIND, arch).ok for arch in fleet.architectures], np.bool_)
+
+    # -- why not -----------------------------------------------------------------------------------------
+
+    def miss(self, fleet: Fleet, w: int) -> Miss:
+        """The nearest miss of a worker that was dropped."""
+        arch = fleet.architectures[int(fleet.arch[w])]
+        kinds = [fleet.kinds[k] for k in dict.fromkeys(fleet.gpu_kind[w].tolist()) if k >= 0]
+        misses = [Miss(self.known.of(kind, arch), kind, arch) for kind in kinds or [CPU_KIND]]
+        return max(misses, key=lambda m: m.verdict.cause or 0)
+
+    def reason(self, fleet: Fleet, w: int) -> Reason:
+        """Why one worker was dropped."""
+        return self._told(self.miss(fleet, w), [fleet.row(w).name], 1, 0, 1)
+
+    def reasons(self, fleet: Fleet, dropped: Ints, left: int, of: int) -> list[Reason]:
+        groups: dict[Miss, list[int]] = {}
+        known: dict[bytes, Miss] = {}
+        for w in dropped.tolist():
+            key = fleet.gpu_kind[w].tobytes() + fleet.arch[w].tobytes()
+            miss = known.get(key) or known.setdefault(key, self.miss(fleet, w))
+            groups.setdefault(miss, []).append(w)
+        in_order = sorted(groups.items(), key=lambda g: -len(g[1]))
+        found = [self._group(fleet, miss, ws, left, of) for miss, ws in in_order[:GROUPS]]
+        rest = [w for _, ws in in_order[GROUPS:] for w in ws]
+        if rest:
+            count, names = len(rest), [fleet.row(w).name for w in rest[:SHOWN]]
+            text = f"{workers(count)} more of other kinds cannot run {self._engine()} either"
+            params = {"dropped": count, "left": left, "of": of, "workers": names}
+            found.append(Reason("backend.others", self.name, text, params))
+        return found
+
+    def _group(self, fleet: Fleet, miss: Miss, ws: Sequence[int], left: int, of: int) -> Reason:
+        return self._told(miss, [fleet.row(w).name for w in ws[:SHOWN]], len(ws), left, of)
+
+    def _told(self, miss: Miss, names: list[str], count: int, left: int, of: int) -> Reason:
+        kind, verdict = miss.kind, miss.verdict
+        text = (
+            f"{workers(count)} ({some(names, SHOWN, count)}) cannot run {self._engine()}: {self._why(miss)}"
+        )
+        params: dict[str, Any] = {
+            "dropped": count,
+            "left": left,
+            "of": of,
+            "workers": names,
+            "worker": names[0],
+            "backend": self.known.name,
+            "cause": (verdict.cause or Cause.NO_VERSION).name.lower(),
+            "runtime": kind.type,
+            "level": kind.level or None,
+        }
+        optional = {
+            "version": self.known.pin and str(self.known.pin),
+            "needs_level": verdict.needs,
+            "arch": miss.arch if verdict.cause is Cause.ARCH else "",
+            "soc": kind.soc,
+        }
+        params |= {k: v for k, v in optional.items() if v}
+        if verdict.instead:
+            text += (
+                f"; version {verdict.instead}, which is deprecated, would run if it were asked for by name"
+            )
+            params["would_run"] = verdict.instead
+        return Reason(self._code(kind), self.name, text, params)
+
+    def _code(self, kind: DeviceKind) -> str:
+        if self.known.pin is not None:
+            return "backend.version_unsupported"
+        return "backend.no_version_cpu" if kind is CPU_KIND else "backend.no_version_accel"
+
+    def _engine(self) -> str:
+        return self.known.name + (f" {self.known.pin}" if self.known.pin is not None else "")
+
+    def _why(self, miss: Miss) -> str:
+        kind, verdict = miss.kind, miss.verdict
+        if kind is CPU_KIND:
+            return "there is no accelerator, and no version for the CPU is known"
+        on = f"{kind.type} {kind.level}".strip()[:64]
+        chip = (kind.soc or kind.product)[:64]
+        match verdict.cause:
+            case Cause.LEVEL:
+                return f"the runtime is {on}, all images need {verdict.needs} or newer"
+            case Cause.ARCH:
+                return f"no image for {kind.type} is made for {miss.arch}"
+            case Cause.VARIANT:
+                return f"no image is made for the chip {chip}"
+            case Cause.SOC_UNKNOWN:
+                return f"the chip {chip} is not known"
+            case Cause.DEPRECATED:
+                return f"all versions for {on} are deprecated"
+            case Cause.PIN:
+                return f"there is no such version for {on}"
+        return f"no version for {on} is known"
