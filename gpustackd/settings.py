@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
 from gpustackd.errors import UsageError
+from gpustackd.placement.notes import PREFERENCES
 from gpustackd.setting_types import (
     Address,
     Count,
@@ -35,9 +36,6 @@ KNOB_PREFIX = "GPUSTACK_"
 CONFIG = "GPUSTACKD_CONFIG"
 NOT_OURS = ("GPUSTACKD_TEST_", "GPUSTACKD_PEER_")
 """Variables of the test suite: neither settings nor mistakes."""
-
-PREFERENCES: tuple[str, ...] = ()
-"""Opt-in preferences: `prefer_x` here is `GPUSTACKD_PREFER_X`, true or false (design section 6)."""
 
 PG_VARIABLES = ("PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 """Any of these says where a database is; the driver reads them, and PGPASSWORD, PGPASSFILE, PGSSL*."""
