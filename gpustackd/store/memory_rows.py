@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from itertools import count
 from typing import Any, TypeVar
 
 from gpustackd.domain.fleet import Booking
@@ -31,7 +30,15 @@ Row = TypeVar("Row", Gpu, Instance, Worker)
 
 
 _TABLES = frozenset(
-    {"clusters", "workers", "gpu_devices", "model_instances", "model_files", "instance_types"}
+    {
+        "clusters",
+        "workers",
+        "gpu_devices",
+        "model_instances",
+        "model_files",
+        "instance_types",
+        "inference_backends",
+    }
 )
 
 
@@ -47,9 +54,10 @@ class Rows:
         self.model_instances: dict[int, Instance] = {}
         self.model_files: dict[int, dict[str, Any]] = {}
         self.instance_types: dict[int, dict[str, Any]] = {}
+        self.inference_backends: dict[int, dict[str, Any]] = {}
         self.ledger: dict[int, list[Booking]] = {}
         """instance id -> what it holds."""
-        self._ids = count(1)
+        self._last_id = 0
         self.last_change = 0
 
     def table(self, name: str) -> dict[int, Any]:
@@ -66,7 +74,7 @@ class Rows:
     def insert(self, table: str, **columns: Any) -> int:
         """Insert one row as a user does; returns its id. Raises Refused as the schema would."""
         rows = self.table(table)
-        id_ = int(columns.pop("id", 0)) or next(i for i in self._ids if i not in rows)
+        id_ = int(columns.pop("id", 0)) or self._next_id(rows)
         row: Any
         if table == "workers":
             row = _made(Worker, id_, columns)
@@ -87,6 +95,12 @@ class Rows:
             row.vram_allocated, row.over_committed, row.version = 0, False, 0
             self._stamp(row)
         return id_
+
+    def _next_id(self, rows: Mapping[int, Any]) -> int:
+        self._last_id += 1
+        while self._last_id in rows:
+            self._last_id += 1
+        return self._last_id
 
     def _new_gpu(self, id_: int, columns: dict[str, Any]) -> Gpu:
         host = self.workers.get(columns.pop("worker_id"))
@@ -144,6 +158,7 @@ class Rows:
             raise Refused("a GPU cannot become another one", "delete the row and insert another")
         self._check("gpu_devices", _with(row, changes))
         if _same(row, changes, {"vram_used", "vram_used_at"}):
+            _set(row, changes)  # a usage sample is no change that anyone is told of
             return
         capacity = row.capacity
         _set(row, changes)
