@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 from uuid import UUID
 
+from gpustackd.domain.backends import Backends
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec
@@ -153,6 +154,13 @@ class Store(Protocol):
 
     async def pools(self) -> Pools:
         """Instance types, and what clusters report of their nodes' cards."""
+
+    async def backends(self) -> Backends:
+        """Registered inference backends."""
+
+    async def foreign_memory(self, fresh: float) -> Mapping[int, int]:
+        """GPU id -> bytes that processes of others hold beyond the worker's reserve, by usage samples no
+        older than `fresh` seconds. Zeros are left out."""
 
     async def claim(self, owner: UUID, wanted: Sequence[tuple[int, int]], lease: float) -> Sequence[Claim]:
         """PENDING -> ANALYZING for (id, epoch seen) pairs that are still so; others are left out."""

@@ -85,6 +85,7 @@ class Intake:
         if news.cures & (Cure.FILES | Cure.BACKENDS) or news.full:
             self._judge.files = self._around.files = await self._store.ready_files()
             self._judge.set_pools(await self._store.pools())
+            self._judge.set_backends(await self._store.backends())
         if news.cures & (Cure.FILES | Cure.WORKER):
             self._catalogue.doubt()
         if news.deleted:

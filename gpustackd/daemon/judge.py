@@ -9,6 +9,7 @@ from time import perf_counter
 
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.view import View
+from gpustackd.domain.backends import Backends
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import Cure, NoFit, Outcome, Reason
 from gpustackd.domain.pools import Pools
@@ -61,6 +62,11 @@ class Judge:
     def set_pools(self, pools: Pools) -> None:
         """Instance types and cluster inventories as they are now."""
         self._policy = replace(self._policy, pools=pools)
+        self._refused.clear()
+
+    def set_backends(self, backends: Backends) -> None:
+        """Registered inference backends as they are now."""
+        self._policy = replace(self._policy, backends=backends)
         self._refused.clear()
 
     def group(self, demand: Demand) -> Hashable:

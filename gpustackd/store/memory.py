@@ -10,6 +10,7 @@ from hashlib import md5
 from typing import Any
 from uuid import UUID
 
+from gpustackd.domain.backends import Backends
 from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.lifecycle import State
 from gpustackd.domain.model_spec import model_spec
@@ -28,6 +29,8 @@ from gpustackd.ports import (
     Waiting,
 )
 from gpustackd.store import ledger
+from gpustackd.store.backends import backends_of
+from gpustackd.store.foreign import HOLDING
 from gpustackd.store.memory_rows import Rows
 from gpustackd.store.memory_tables import Gpu, Instance, Model, Worker, mark
 from gpustackd.store.pools import pools_of
@@ -52,6 +55,7 @@ class MemoryStore(Rows):
         self.decisions: list[Decision] = []
         self.copied_pools: Pools | None = None
         """Pools as another store has them, where this one began as its copy."""
+        self.copied_backends: Backends | None = None
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -106,6 +110,27 @@ class MemoryStore(Rows):
         blank = {"cluster_id": None, "detail": None}
         types = [blank | row for _, row in sorted(self.instance_types.items())]
         return pools_of(types, [{"devices": None} | row for row in self.clusters.values()])
+
+    async def backends(self) -> Backends:
+        if self.copied_backends is not None:
+            return self.copied_backends
+        blank = {"owner": None, "versions": None}
+        return backends_of(blank | row for _, row in sorted(self.inference_backends.items()))
+
+    async def foreign_memory(self, fresh: float) -> Mapping[int, int]:
+        since = self.clock() - fresh
+        own = [b for i, held in self.ledger.items() if self.model_instances[i].state in HOLDING for b in held]
+        found: dict[int, int] = {}
+        for gpu in self.gpu_devices.values():
+            host, at = gpu.host, gpu.vram_used_at
+            if gpu.vram_used is None or at is None or at.timestamp() <= since:
+                continue
+            booked = sum(b.vram for b in own if b.gpu_id == gpu.id)
+            booked += sum(b.ram for b in own if host.unified_memory and b.worker_id == host.id)
+            beyond = max(gpu.vram_used - booked, 0) - host.vram_reserved
+            if beyond > 0:
+                found[gpu.id] = beyond
+        return found
 
     async def health(self) -> Health:
         return Health(writable=True, revision=None, server_version="memory")

@@ -17,6 +17,7 @@ async def copied(source: Store) -> MemoryStore:
     """
     store = MemoryStore()
     store.copied_pools = await source.pools()
+    store.copied_backends = await source.backends()
     changes = await source.fleet_changes(None)
     for worker in changes.workers:
         store.workers[worker.id] = _worker(worker)

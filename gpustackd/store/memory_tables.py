@@ -71,6 +71,7 @@ class Gpu:
     runtime_version: str | None = None
     vram_total: int | None = None
     vram_used: int | None = None
+    vram_used_at: datetime | None = None
     links: Mapping[str, Any] | None = None
     network: Mapping[str, Any] | None = None
     schedulable: bool = True

@@ -12,6 +12,7 @@ from uuid import UUID
 import anyio
 import asyncpg
 
+from gpustackd.domain.backends import Backends
 from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.pools import Pools
@@ -28,7 +29,9 @@ from gpustackd.ports import (
     Waiting,
 )
 from gpustackd.store import ledger
+from gpustackd.store.backends import BACKENDS, backends_of
 from gpustackd.store.connect import CONNECT_TIMEOUT, SCHEMA, UNREACHABLE, connect, unavailable
+from gpustackd.store.foreign import FOREIGN
 from gpustackd.store.pools import DEVICES, TYPES, pools_of
 
 _CONTENDED = (
@@ -231,6 +234,12 @@ class PostgresStore:
 
     async def pools(self) -> Pools:
         return pools_of(await self._fetch(TYPES), await self._fetch(DEVICES))
+
+    async def backends(self) -> Backends:
+        return backends_of(await self._fetch(BACKENDS))
+
+    async def foreign_memory(self, fresh: float) -> Mapping[int, int]:
+        return {r["id"]: r["beyond"] for r in await self._fetch(FOREIGN, float(fresh))}
 
     async def health(self) -> Health:
         async with self.connection() as connection:
