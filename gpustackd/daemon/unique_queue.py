@@ -325,7 +325,8 @@ class UniqueQueue:
 
     def _at_once(self, item: Item, cures: Cure) -> bool:
         """Make a landed item active again where something came meanwhile that its outcome knows not of."""
-        again, cured = item.again, bool(item.missed & cures)
+        # flags are slow to combine, and as a rule nothing came
+        again, cured = item.again, item.missed is not Cure.NONE and bool(item.missed & cures)
         item.again, item.missed = False, Cure.NONE
         if again or cured:
             item.origin = item.origin if again else Origin.CURE
