@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpustackd.domain.facts import ModelFacts
+from gpustackd.domain.gguf_levels import GgufNeed
 from gpustackd.domain.model_spec import ModelSpec
 
 
@@ -51,6 +52,8 @@ class Demand:
     engine: Engine
     digest: str = ""
     """Digest of facts and estimate; with the spec it is the identity of this demand."""
+    gguf: GgufNeed | None = field(default=None, compare=False)
+    """Sizes by number of layers on GPUs, where the model is a GGUF file."""
 
     @property
     def categories(self) -> tuple[str, ...]:

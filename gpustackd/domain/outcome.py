@@ -77,6 +77,8 @@ class Part:
     worker_ip: str | None = None
     worker_advertise_address: str | None = None
     worker_ifname: str | None = None
+    offload_layers: int | None = None
+    """Layers that run on this part's GPUs, where that is not the placement's number (GGUF over workers)."""
 
 
 @dataclass(frozen=True, slots=True)
