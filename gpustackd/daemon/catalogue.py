@@ -159,6 +159,8 @@ class Catalogue:
             self._reports.unexpected("estimate", error, model=record.name)
             text = f"the need of model {record.name} could not be estimated: {type(error).__name__}: {error}"
             return refusal("estimate.failed", text[:1000], Cure.MODEL | Cure.FILES)
+        for warning in demand.need.warnings:
+            self._reports.event("warning", "model.noted", model=record.name, reason=warning)
         self._demands[record.id] = (facts, demand)
         return demand
 

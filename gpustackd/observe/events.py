@@ -21,6 +21,7 @@ EVENTS = {
     "placement.conflict": "another replica was faster on these rows; decided anew",
     "lease.expired": "claims of a replica that is gone were taken back",
     "model.doubtful": "what the files say speaks against the model's row; it is placed all the same",
+    "model.noted": "what was assumed of a model, or left out of its size; it is placed all the same",
     "model.unreadable": "what a model is made of could not be read",
     "row.bad": "a row holds something that cannot be used; only that row suffers",
     "worker.state_changed": "a worker changed its state",

@@ -92,6 +92,12 @@ NOTES: tuple[Note, ...] = (
         "--hf-overrides names architectures; bad JSON is reported",
         "fit.vllm",
     ),
+    Note(
+        "selectors.6.1.whole_tower",
+        _M,
+        "a vision tower that vLLM keeps whole (FR-10: 25 heads) refuses no tensor-parallel size",
+        "fit.vllm",
+    ),
     Note("selectors.9.1.share_range", _M, "0 < utilization <= 1, numbers only", "fit.vllm"),
     Note("selectors.9.3.at_least_share", _M, ">= the share for several GPUs, as for one", "fit.cards"),
     Note(

@@ -40,7 +40,7 @@ def rules(demand: Demand, compat: bool) -> Rules:
     parameters = parse(spec.backend_parameters, first_wins=compat)
     found = world_size(parameters)
     count, fixed = gpu_count(spec, found)
-    divides = divisors(demand, vision=not parameters.flag("language-model-only"))
+    divides = divisors(demand, vision=splits_vision(demand, parameters, compat))
     tp = positive(parameters, TP)
     complaint = divides.complaint(tp or 0)
     if complaint is not None:
@@ -80,6 +80,17 @@ def world_size(parameters: BackendParameters) -> World | None:
         world(parameters, (("tp", TP), ("pp", PP), ("pcp", PCP), ("dp", DP)))
         return None
     return world(parameters, (("tp", TP), ("pp", PP), ("pcp", PCP), ("dpl", DPL)))
+
+
+def splits_vision(demand: Demand, parameters: BackendParameters, compat: bool) -> bool:
+    """Whether the vision tower is split with the rest. A tower with an odd number of heads (25 in InternViT)
+    splits by no size that is in use: vLLM then keeps it whole on every GPU, as it does when told to."""
+    if parameters.flag("language-model-only"):
+        return False
+    if compat:
+        return True
+    heads = (demand.facts.hyper.vision_heads or 0) if demand.facts.hyper else 0
+    return heads % 2 == 0 and parameters.text("mm-encoder-tp-mode") != "data"
 
 
 def share(demand: Demand, parameters: BackendParameters, compat: bool) -> float:
