@@ -16,7 +16,7 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, PoolStep, Reason
 from gpustackd.placement.filters.cluster import ClusterFilter
-from gpustackd.placement.filters.framework import framework_filter
+from gpustackd.placement.filters.framework import FrameworkFilter, framework_filter
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.filters.picked import PickedFilter
 from gpustackd.placement.filters.status import StatusFilter
@@ -98,6 +98,8 @@ def refusals(filters: Sequence[Filter], fleet: Fleet, bits: Bits, alive: Bools) 
         count = int(np.count_nonzero(dropped))
         if count:
             reasons.extend(f.reasons(fleet, rows[dropped], left - count, left))
+            if isinstance(f, FrameworkFilter):
+                reasons.extend(f.remarks(fleet, rows[before & ~dropped]))
             cures |= f.cure
             left -= count
         elif empty and left == 0:

@@ -147,6 +147,23 @@ class FrameworkFilter:
             found.append(Reason("backend.others", self.name, text, params))
         return found
 
+    def remarks(self, fleet: Fleet, kept: Ints) -> list[Reason]:
+        """What is taken on trust of workers that stay: cards whose runtime level or chip is not reported."""
+        self._renew(fleet)
+        trusted = np.zeros(self._table.shape, np.bool_)
+        for k, kind in enumerate(fleet.kinds):
+            for a, arch in enumerate(fleet.architectures):
+                trusted[k, a] = self.known.of(kind, arch).guessed
+        ws = kept[np.any(trusted[fleet.gpu_kind[kept], fleet.arch[kept][:, None]], axis=1)]
+        if not len(ws):
+            return []
+        count, names = len(ws), [fleet.row(w).name for w in ws[:SHOWN].tolist()]
+        verb = "does" if count == 1 else "do"
+        text = f"{workers(count)} ({some(names, SHOWN, count)}) {verb} not report runtime level or chip, and "
+        text += f"{'is' if count == 1 else 'are'} taken to be able to run {self._engine()}"
+        params = {"workers": names, "count": count}
+        return [Reason("backend.level_unknown", self.name, text, params, "info")]
+
     def _group(self, fleet: Fleet, miss: Miss, ws: Sequence[int], left: int, of: int) -> Reason:
         return self._told(miss, [fleet.row(w).name for w in ws[:SHOWN]], len(ws), left, of)
 

@@ -13,9 +13,11 @@ from gpustackd.errors import BadRow
 Key = tuple[Any, ...]
 
 _PADDED = 16
+_DIGITS = 18
+"""Longer numbers are no part of a version, and slow to read."""
 _ZERO = (3, 0, "")
 _STAGES = {"alpha": 0, "beta": 1, "rc": 2}
-_PART = re.compile(r"(alpha|beta|rc)(\d*)(.*)\Z")
+_PART = re.compile(r"(alpha|beta|rc)([0-9]{0,18})(.*)\Z", re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
@@ -28,7 +30,7 @@ def order(version: str) -> Key:
 
 
 def _part(text: str) -> tuple[int, int, str]:
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS:
         return (3, int(text), "")
     stage = _PART.match(text)
     if stage is not None:
@@ -42,11 +44,11 @@ def major(version: str) -> Any:
 
 
 _PEP_440 = re.compile(
-    r"""v?(?:(?P<epoch>\d+)!)?(?P<release>\d+(?:\.\d+)*)
-    (?:[-_.]?(?P<pre>alpha|a|beta|b|preview|pre|c|rc)[-_.]?(?P<pre_n>\d*))?
-    (?:-(?P<post_bare>\d+)|[-_.]?(?P<post>post|rev|r)[-_.]?(?P<post_n>\d*))?
-    (?:[-_.]?(?P<dev>dev)[-_.]?(?P<dev_n>\d*))?
-    (?:\+(?P<local>[a-z0-9]+(?:[-_.][a-z0-9]+)*))?\Z""",
+    r"""v?(?:(?P<epoch>\d{1,18})!)?(?P<release>\d{1,18}(?:\.\d{1,18})*)
+    (?:[-_.]?(?P<pre>alpha|a|beta|b|preview|pre|c|rc)[-_.]?(?P<pre_n>\d{0,18}))?
+    (?:-(?P<post_bare>\d{1,18})|[-_.]?(?P<post>post|rev|r)[-_.]?(?P<post_n>\d{0,18}))?
+    (?:[-_.]?(?P<dev>dev)[-_.]?(?P<dev_n>\d{0,18}))?
+    (?:\+(?P<local>[a-z0-9]{1,18}(?:[-_.][a-z0-9]{1,18})*))?\Z""",
     re.VERBOSE | re.ASCII,
 )
 _LETTERS = {"alpha": "a", "beta": "b", "c": "rc", "pre": "rc", "preview": "rc"}
@@ -92,7 +94,7 @@ _COMPARISONS: Mapping[str, Callable[[Key, Key], bool]] = {
     ">": lambda v, w: v > w,
     "<": lambda v, w: v < w,
 }
-_CLAUSE = re.compile(r"\s*(===|==|!=|~=|>=|<=|>|<)\s*([^\s,]+)\s*\Z")
+_CLAUSE = re.compile(r"\s*(==|!=|~=|>=|<=|>|<)\s*([^\s,]+)\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,7 @@ def _clause(part: str) -> tuple[str, str]:
 def _holds(operator: str, bound: str, version: str) -> bool:
     key = pep_440(version)
     if key is None:
-        return operator == "===" and version == bound
-    if operator == "===":
-        return same(version, bound)
+        return False
     if bound.endswith(".*"):
         start = pep_440(bound[:-2])
         assert start is not None
