@@ -10,6 +10,7 @@ from typing import Any
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
+from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import NO_POOLS, Pools
 from gpustackd.placement.filters.catalogue import Catalogue
 
@@ -32,6 +33,8 @@ class Policy:
     """Opt-in preferences (`notes.PREFERENCES`)."""
     ready_files: Files = field(default_factory=lambda: MappingProxyType({}))
     """source_index, or `path:<resolved path>` -> {worker id: size}."""
+    paths: Paths = field(default_factory=lambda: MappingProxyType({}))
+    """What workers said of the local paths of models."""
     pools: Pools = NO_POOLS
     """Instance types and what clusters report of their cards, for `gpu_type_selector`."""
 
@@ -42,7 +45,7 @@ class Policy:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What kept results depend on; files and pools are looked at anew in every decision."""
+        """What kept results depend on; files, paths and pools are looked at anew in every decision."""
         return (self.strategy, self.placement_max, self.locality_max, self.commit_check, self.compat,
                 self.prefer, self.backends, self.catalogue)  # fmt: skip
 

@@ -14,6 +14,7 @@ from gpustackd.errors import BadRow
 from gpustackd.placement.engine_steps import EngineStep
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.filters.foreign import held_by_others
 from gpustackd.placement.hand_picked import HandPicked
 from gpustackd.placement.search import Search
 from gpustackd.placement.shortfall import needs, shortfall
@@ -33,11 +34,15 @@ def refuse(search: Search) -> NoFit:
     if search.rules.devices is not None:  # of a worker that stays, some cards may be out of the question
         cures |= Cure.BACKENDS
     rows = np.flatnonzero(search.bits == 0)
+    others = held_by_others(fleet, rows)
+    if others is not None:
+        cures |= Cure.CAPACITY
     for step in search.ladder:
         if isinstance(step, HandPicked):  # workers that were never meant are no news
             reasons = step.reasons()
             if any(r.code in MEMORY for r in reasons):
                 reasons.insert(0, needs(search.demand, search.rules))
+            reasons.extend([others] if others is not None else [])
             return answer(reasons, cures | Cure.CAPACITY | Cure.WORKER | Cure.MODEL, search.pool)
     own = [step for step in search.ladder if isinstance(step, EngineStep)]
     if own:
@@ -50,6 +55,7 @@ def refuse(search: Search) -> NoFit:
     elif len(rows):
         reasons.extend(shortfall(search, rows))
         cures |= Cure.CAPACITY
+    reasons.extend([others] if others is not None else [])
     return answer(reasons, cures | Cure.WORKER | Cure.MODEL, search.pool)
 
 

@@ -17,6 +17,7 @@ from gpustackd.placement.engine_steps import engine_steps
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.framework import FrameworkFilter
 from gpustackd.placement.filters.labels import LabelFilter
+from gpustackd.placement.filters.local_path import LocalPathFilter
 from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.fractions import follows_cards, fractions, with_fractions
 from gpustackd.placement.fit.rules import Rules
@@ -60,6 +61,7 @@ class Search:
         if framework is not None and not framework.letter:
             self.rules = replace(rules, devices=framework.devices, by_cpu=framework.by_cpu)
         self._labels = next((f for f in self.filters if isinstance(f, LabelFilter) and f.preferred), None)
+        self._path = next((f for f in self.filters if isinstance(f, LocalPathFilter)), None)
         self.scorer = Scorer(
             demand.spec.placement_strategy or policy.strategy,
             policy.placement_max,
@@ -84,7 +86,7 @@ class Search:
         self._warm_roster = -1
 
     def _ladder(self) -> tuple[Step, ...]:
-        if self.demand.spec.gpu_ids:
+        if self.demand.spec.gpu_ids and self.rules.gguf is None:
             return (HandPicked(self),)
         if own := engine_steps(self):
             return own
@@ -114,6 +116,8 @@ class Search:
             self.mine = np.zeros(self._size, np.int32)
             self.gain = np.zeros(self._size) if self._labels else None
             self._tick = -1
+        if self._path is not None and self._path.renew(self.policy):
+            self._tick, self._cards, self.ladder = -1, None, self._ladder()
         if self._tick == fleet.tick:
             return
         rows = (fleet.touched[: fleet.count] > self._tick).nonzero()[0]
@@ -245,14 +249,17 @@ class Search:
         mine[where, slots] = counts
         return mine
 
-    def rank(self, idx: Ints, value: Floats, bare: bool = False) -> tuple[Floats, Mapping[str, Floats]]:
+    def rank(
+        self, idx: Ints, value: Floats, bare: bool = False, ram_claim: int | None = None
+    ) -> tuple[Floats, Mapping[str, Floats]]:
         """Total score and its parts for offers on worker positions `idx` with card values `value`
         (`bare`: without GPUs, by the RAM they take)."""
         mine = self.mine[idx]
         others = self.fleet.occupants[idx] - mine
         if bare:
             ram = self.fleet.ram_free[idx]
-            placed = self.scorer.without_cards(self.rules.ram_claim(0), ram, mine, others)
+            claim = self.rules.ram_claim(0) if ram_claim is None else ram_claim
+            placed = self.scorer.without_cards(claim, ram, mine, others)
         else:
             placed = self.scorer.worker(value, mine, others)
         parts: dict[str, Floats] = {"placement": placed}
@@ -279,6 +286,9 @@ class Search:
         found = cards(self.fleet, rows, self.rules)
         booked = claim.sum(axis=1)
         view = self.seats(found, claim, booked[:, None])
+        if any(s.ram is not None for s in flat):
+            own = [self.rules.ram_claim(sum(s.claims)) if s.ram is None else s.ram for s in flat]
+            view.ram_claim = np.array(own, np.int64)[:, None]
         value = self.scorer.together(self.scorer.cards(view), taken)
         mine = self._mine(rows)
         others = self.fleet.occupants[rows] - mine

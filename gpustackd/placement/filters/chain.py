@@ -18,6 +18,7 @@ from gpustackd.domain.outcome import Cure, PoolStep, Reason
 from gpustackd.placement.filters.cluster import ClusterFilter
 from gpustackd.placement.filters.framework import FrameworkFilter, framework_filter
 from gpustackd.placement.filters.labels import LabelFilter
+from gpustackd.placement.filters.local_path import local_path_filter
 from gpustackd.placement.filters.picked import PickedFilter
 from gpustackd.placement.filters.status import StatusFilter
 from gpustackd.placement.policy import Policy
@@ -58,6 +59,9 @@ def chain(demand: Demand, policy: Policy) -> tuple[Filter, ...]:
     framework = framework_filter(demand, policy.backends, policy.catalogue, compat=policy.compat)
     if framework is not None:
         found.append(framework)
+    local_path = local_path_filter(spec, compat=policy.compat)
+    if local_path is not None:
+        found.append(local_path)
     return tuple(found)
 
 
