@@ -1,4 +1,4 @@
-"""Steps of engines whose search is their own: MindIE's NPUs, and pools of cards.
+"""Steps of engines whose search is their own: layers of GGUF models, MindIE's NPUs, pools of cards.
 
 Such a step chooses as every other one does; besides, it lists its candidates and says itself what is
 missing, since its words are not those of GPUs that are picked one by one.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from gpustackd.domain.demand import Engine
 from gpustackd.domain.fleet import Ints
 from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.placement import npus, pooled
+from gpustackd.placement import gguf, npus, pooled
 from gpustackd.placement.fit.seat import Choice, Seat
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class EngineStep(Protocol):
 def engine_steps(search: Search) -> tuple[EngineStep, ...]:
     """The ladder of an engine with steps of its own; empty for the others."""
     engine = search.rules.engine
+    if engine is Engine.GGUF:
+        return gguf.ladder(search)
     if engine is Engine.MINDIE:
         return npus.ladder(search)
     if engine in (Engine.VGPU, Engine.WHOLE_CARD):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit import custom, mindie, pool, sglang, vllm
+from gpustackd.placement.fit import custom, gguf, mindie, pool, sglang, vllm
 from gpustackd.placement.fit.rules import Rules
 
 BY_ENGINE: Mapping[Engine, Callable[[Demand, bool], Rules]] = {
@@ -14,6 +14,7 @@ BY_ENGINE: Mapping[Engine, Callable[[Demand, bool], Rules]] = {
     Engine.SGLANG: sglang.rules,
     Engine.CUSTOM: custom.rules,
     Engine.ROUTER: custom.rules,
+    Engine.GGUF: gguf.rules,
     Engine.MINDIE: mindie.rules,
     Engine.VGPU: pool.rules,
     Engine.WHOLE_CARD: pool.rules,

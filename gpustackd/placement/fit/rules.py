@@ -17,6 +17,7 @@ from gpustackd.placement.fit.divisible import Divisors
 from gpustackd.placement.fit.topology import Sizes
 
 if TYPE_CHECKING:
+    from gpustackd.placement.fit.gguf import Gguf
     from gpustackd.placement.fit.pool import Ask
 
 NO_DIVISORS = Divisors()
@@ -73,6 +74,8 @@ class Rules:
     """GPU types that an engine's own steps look at (MindIE)."""
     pool: Ask | None = None
     """What is asked of a pool of cards."""
+    gguf: Gguf | None = None
+    """Sizes of a GGUF model by layers on GPUs, and what its flags ask."""
     addresses: bool = False
     """Whether the GPUs' network addresses belong to the placement (MindIE)."""
     unchanged: bool = False

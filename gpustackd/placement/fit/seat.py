@@ -13,6 +13,16 @@ from gpustackd.placement.fit.rules import Rules
 
 
 @dataclass(frozen=True, slots=True)
+class Offload:
+    """How many layers of a model run on GPUs, and how they are divided (GGUF)."""
+
+    layers: int
+    total: int
+    split: tuple[int, ...] | None = None
+    """Shares of the devices, remote ones first; None for one device or none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Seat:
     """GPU slots of one worker position and the VRAM booked on each; no slots = CPU only."""
 
@@ -21,6 +31,12 @@ class Seat:
     claims: tuple[int, ...] = ()
     of: int | None = None
     """GPUs of that type that were considered on the worker, where that is told."""
+    ram: int | None = None
+    """RAM booked, where it does not follow from the VRAM."""
+    layers: int | None = None
+    """Layers that a subordinate part runs."""
+    offload: Offload | None = None
+    """Of the whole placement; on the main seat alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,7 @@ def part(fleet: Fleet, rules: Rules, seat: Seat) -> Part:
         gpu_indexes=tuple(int(fleet.gpu_index[p]) for p in places),
         gpu_versions=tuple(int(fleet.gpu_version[p]) for p in places),
         vram=seat.claims,
-        ram=rules.ram_claim(booked),
+        ram=rules.ram_claim(booked) if seat.ram is None else seat.ram,
         worker_version=int(fleet.worker_version[w]),
         unified=bool(fleet.unified[w]),
         total_gpus=seat.of,
@@ -61,6 +77,7 @@ def part(fleet: Fleet, rules: Rules, seat: Seat) -> Part:
         worker_ip=row.ip,
         worker_advertise_address=row.advertise_address,
         worker_ifname=row.ifname,
+        offload_layers=seat.layers,
     )
 
 
@@ -68,10 +85,15 @@ def placement(fleet: Fleet, rules: Rules, choice: Choice, check: Check) -> Place
     """Everything that the commit books, in bytes."""
     parts = tuple(part(fleet, rules, s) for s in choice.seats)
     share = rules.u(parts[0].gpu_type or "")
+    offload = choice.seats[0].offload
     return Placement(
         parts=parts,
         check=Check.UNCHANGED if choice.over_commit or rules.unchanged else check,
         vram_utilization=share if share > 0 and parts[0].gpu_ids else None,
+        offload_layers=offload.layers if offload else None,
+        total_layers=offload.total if offload else None,
+        tensor_split=offload.split if offload else None,
+        sized_for=rules.gguf.sized_for if rules.gguf else None,
         over_commit=choice.over_commit,
         mode=rules.mode if len(parts) > 1 else None,
         strategy=choice.step,
