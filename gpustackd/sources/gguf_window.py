@@ -25,7 +25,7 @@ class Range(NamedTuple):
 
 
 class Window:
-    """`at`: the position in the file. `end` bounds what may be read; `cut_off` raises where that is reached."""
+    """`at`: the position in the file. `end` bounds what is read; `cut_off` raises where that is reached."""
 
     def __init__(self, file_bytes: int, end: int, largest: int, cut_off: Callable[[], NoReturn]) -> None:
         self._file_bytes = file_bytes

@@ -12,10 +12,17 @@ from gpustackd.errors import ModelUnreadable
 from tests.gguf_files import ARRAY, STRING, Typed, Writer, drive, file_bytes, read
 
 NUMBERS = {
-    0: st.integers(0, 255), 1: st.integers(-128, 127), 2: st.integers(0, 65535), 3: st.integers(-(2**15),
-    2**15 - 1), 4: st.integers(0, 2**32 - 1), 5: st.integers(-(2**31), 2**31 - 1), 10: st.integers(0, 2**64 -
-    1), 11: st.integers(-(2**63), 2**63 - 1), 12: st.floats(allow_nan=False), }  # fmt: skip TEXTS =
-    st.text(max_size=30)
+    0: st.integers(0, 255),
+    1: st.integers(-128, 127),
+    2: st.integers(0, 65535),
+    3: st.integers(-(2**15), 2**15 - 1),
+    4: st.integers(0, 2**32 - 1),
+    5: st.integers(-(2**31), 2**31 - 1),
+    10: st.integers(0, 2**64 - 1),
+    11: st.integers(-(2**63), 2**63 - 1),
+    12: st.floats(allow_nan=False),
+}
+TEXTS = st.text(max_size=30)
 
 
 @st.composite
