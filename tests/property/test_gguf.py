@@ -58,7 +58,7 @@ def files(draw: st.DrawFn) -> tuple[bytes, int, dict[str, Any]]:
     return data, file_bytes(data, tensors), told
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(files(), st.sampled_from([32, 300, 2**18]))
 def test_what_is_written_is_read_back_through_any_window(
     file: tuple[bytes, int, dict[str, Any]], window: int
@@ -69,7 +69,7 @@ def test_what_is_written_is_read_back_through_any_window(
     assert head.data_offset + head.data_bytes == size
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(files(), st.data())
 def test_damage_gives_an_error_with_a_name_or_another_header(
     file: tuple[bytes, int, dict[str, Any]], data: st.DataObject

@@ -265,8 +265,10 @@ def test_a_file_that_shrank_meanwhile_is_cut_off() -> None:
     data, size = whole()
     reading = header(size, "m.gguf", largest_window=4096)
     next(reading)
+    wanted = reading.send(data[:40])
+    assert wanted.start == 40
     with pytest.raises(ModelUnreadable) as raised:
-        reading.send(data[:40])
+        reading.send(b"")
     assert raised.value.code == "cut_off"
 
 
