@@ -167,7 +167,8 @@ class Scheduling:
         for refusal in batch:
             work = works[refusal.claim.id]
             self._desk.let_go(work.id)
-            if work.id not in written:  # not ours any more
+            if work.id not in written:
+                self._reports.lost(work)
                 self._drop(work)
                 continue
             self._reports.unschedulable(work, refusal)
