@@ -93,6 +93,10 @@ class Reports:
             clashes=work.clashes + 1,
         )
 
+    def overtaken(self, works: Sequence[Work]) -> None:
+        self.metrics.overtaken(len(works))
+        self.log.info("placement.overtaken", count=len(works), instance_ids=[w.id for w in works[:20]])
+
     def lost(self, work: Work) -> None:
         self.metrics.attempt("lost")
         self.log.info("instance.lost", instance=work.name, instance_id=work.id, attempt=work.attempts)

@@ -16,6 +16,7 @@ from gpustackd.daemon.backoff import Backoff
 from gpustackd.daemon.catalogue import Catalogue
 from gpustackd.daemon.desk import Desk, Work
 from gpustackd.daemon.judge import Judge, codes, signature
+from gpustackd.daemon.overtaken import still_fits
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.unique_queue import UniqueQueue
 from gpustackd.daemon.view import View
@@ -35,6 +36,8 @@ _FEED_EVERY = 0.05
 class _Planned:
     work: Work
     proposal: Proposal
+    news: int
+    """Of the view, when the decision began."""
 
 
 class Scheduling:
@@ -97,7 +100,7 @@ class Scheduling:
         placed: list[tuple[Work, Placed, float, int]] = []
         refused: list[tuple[Work, NoFit, float]] = []
         unread: list[Work] = []
-        fleet = self._view.fleet
+        fleet, news = self._view.fleet, self._view.news
         started = self._clock()
         for n, item in enumerate(work, 1):
             demand = self._catalogue.demand(item.model_id)
@@ -125,9 +128,9 @@ class Scheduling:
         if refused:
             await self._refuse(refused)
         if placed:
-            await self._plan(placed)
+            await self._plan(placed, news)
 
-    async def _plan(self, placed: list[tuple[Work, Placed, float, int]]) -> None:
+    async def _plan(self, placed: list[tuple[Work, Placed, float, int]], news: int) -> None:
         """Claim what was only tried in memory, then hand the batch to the commit loop."""
         tried = [p[0] for p in placed if p[0].claim is None]
         if tried:
@@ -137,7 +140,7 @@ class Scheduling:
             if item.claim is None:
                 self._view.fleet.forget(item.id)
                 continue
-            batch.append(_Planned(item, Proposal(item.claim, version, outcome, took)))
+            batch.append(_Planned(item, Proposal(item.claim, version, outcome, took), news))
         if batch:
             self._under_way += 1
             await self._planned.send(batch)
@@ -206,6 +209,9 @@ class Scheduling:
                 self._rest()
 
     async def _commit(self, batch: list[_Planned]) -> None:
+        batch = self._without_overtaken(batch)
+        if not batch:
+            return
         by_id = {p.work.id: p for p in batch}
         started = self._clock()
         proposals = [p.proposal for p in batch]
@@ -240,6 +246,22 @@ class Scheduling:
         )
         if clashed:
             await self._decide_anew(clashed)
+
+    def _without_overtaken(self, batch: list[_Planned]) -> list[_Planned]:
+        """What still has a chance; the rest is decided anew."""
+        fleet, news = self._view.fleet, self._view.news
+        kept: list[_Planned] = []
+        again: list[Work] = []
+        for planned in batch:
+            if planned.news == news or still_fits(fleet, planned.proposal.decision.placement):
+                kept.append(planned)
+            else:
+                fleet.forget(planned.work.id)
+                again.append(planned.work)
+        if again:
+            self._reports.overtaken(again)
+            self._desk.push(again, front=True)
+        return kept
 
     async def _one_by_one(self, proposals: list[Proposal]) -> list[CommitResult]:
         """One proposal made the statement fail: the others are not to suffer."""

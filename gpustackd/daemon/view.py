@@ -26,6 +26,8 @@ class View:
         self.lock = anyio.Lock()
         self.foreign = 0
         """Rows that others changed, as of the last look."""
+        self.news = 0
+        """Rises whenever a look brings such rows."""
         self._store = store
         self._on_state = on_state
         self._mark: str | None = None
@@ -70,6 +72,7 @@ class View:
             for worker_id in changed:
                 self.fleet.set_bookings(worker_id, by_worker.get(worker_id, ()))
         self._mark = changes.mark
+        self.news += self.foreign > 0
         return self.foreign
 
     async def _apply(self, changes: FleetChanges) -> set[int]:

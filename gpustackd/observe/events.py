@@ -19,6 +19,7 @@ EVENTS = {
     "instance.handed_back": "a claim was given back, undecided",
     "instance.preempted": "an instance gave way to one of higher priority",
     "placement.conflict": "another replica was faster on these rows; decided anew",
+    "placement.overtaken": "news of the fleet came before the commit; decided anew",
     "lease.expired": "claims of a replica that is gone were taken back",
     "model.doubtful": "what the files say speaks against the model's row; it is placed all the same",
     "model.noted": "what was assumed of a model, or left out of its size; it is placed all the same",

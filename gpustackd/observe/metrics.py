@@ -30,6 +30,11 @@ class Metrics:
         self._conflicts = Counter(
             "gpustackd_commit_conflicts", "Placements rejected because another was faster", registry=on
         )
+        self._overtaken = Counter(
+            "gpustackd_decisions_overtaken",
+            "Placements given up before their commit, for news of the fleet",
+            registry=on,
+        )
         self._only_by_rescan = Counter(
             "gpustackd_placed_only_by_rescan",
             "Placements of instances that no notification told of",
@@ -102,6 +107,10 @@ class Metrics:
     def conflict(self) -> None:
         """A placement was rejected: the rows did not offer what was decided on."""
         self._conflicts.inc()
+
+    def overtaken(self, count: int) -> None:
+        """So many placements did not fit any more when their commit came up."""
+        self._overtaken.inc(count)
 
     def phase(self, name: str, seconds: float) -> None:
         """A batch went through `claim`, `facts`, `decide` or `commit` in so long."""
