@@ -13,8 +13,10 @@ from anyio.abc import TaskGroup
 
 from gpustackd.daemon.catalogue import Catalogue
 from gpustackd.daemon.desk import Desk, Work
+from gpustackd.daemon.path_probe import PathProbe
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.unique_queue import Lane, Origin, Taken, UniqueQueue
+from gpustackd.daemon.usage import Usage
 from gpustackd.domain.outcome import Cure
 from gpustackd.errors import Contended
 from gpustackd.ports import Store
@@ -39,6 +41,8 @@ class Analysis:
         catalogue: Catalogue,
         reports: Reports,
         tasks: TaskGroup,
+        paths: PathProbe,
+        usage: Usage,
         clock: Callable[[], float],
         batches: int = 4,
     ) -> None:
@@ -50,6 +54,8 @@ class Analysis:
         self._catalogue = catalogue
         self._reports = reports
         self._tasks = tasks
+        self._paths = paths
+        self._usage = usage
         self._clock = clock
         self._most = max(1, batches - 1) * _BATCH
 
@@ -75,6 +81,7 @@ class Analysis:
             for found in await self._store.waiting(unknown):
                 rows[found.id] = found
         await self._catalogue.load({t.model_id for t in taken})
+        await self._usage.look()
         fresh: list[Work] = []
         tried: list[Work] = []
         for t in taken:
@@ -89,7 +96,7 @@ class Analysis:
                     self._queue.retry(t.id, 0.25, Cure.MODEL | Cure.FILES)
                 else:
                     fresh.append(work)
-            elif known is None and self._catalogue.last(t.model_id) is None:
+            elif (known is None and self._catalogue.last(t.model_id) is None) or not self._asked(t.model_id):
                 self.read_then(work)  # refused before: the row stays as it is until there is news
             else:
                 tried.append(work)
@@ -102,7 +109,7 @@ class Analysis:
         """Claim, and read what must be read first. Returns what can be decided at once."""
         ready: list[Work] = []
         for work in await self.claim_only(wanted):
-            if self._catalogue.demand(work.model_id) is None:
+            if self._catalogue.demand(work.model_id) is None or not self._asked(work.model_id):
                 self.read_then(work)
             else:
                 ready.append(work)
@@ -160,10 +167,18 @@ class Analysis:
         self._desk.reading[work.model_id] = [work]
         self._tasks.start_soon(self._read, work.model_id)
 
+    def _asked(self, model_id: int) -> bool:
+        """Whether workers have said what a decision wants to know of the model's path."""
+        record = self._catalogue.record(model_id)
+        return record is None or record.spec is None or self._paths.current(record.spec)
+
     async def _read(self, model_id: int) -> None:
         started = self._clock()
         try:
             await self._catalogue.read(model_id)
+            record = self._catalogue.record(model_id)
+            if record is not None and record.spec is not None:
+                await self._paths.look(record.spec)
         finally:
             waiting = self._desk.reading.pop(model_id, [])
         self._reports.phase("facts", self._clock() - started)

@@ -7,13 +7,15 @@ import os
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
+from time import monotonic
 from uuid import uuid4
 
 import anyio
 
 from gpustackd import __version__
-from gpustackd.daemon.configure import reader_options
+from gpustackd.daemon.configure import reader_options, worker_token
 from gpustackd.daemon.daemon import Daemon
+from gpustackd.daemon.path_probe import PROBE_CONNECT, PROBE_TOTAL, PathProbe
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.session import Identity
 from gpustackd.daemon.stopping import Stopping
@@ -22,6 +24,7 @@ from gpustackd.observe.logging import start_logging
 from gpustackd.observe.metrics import Metrics
 from gpustackd.settings import Settings
 from gpustackd.sources.reader import Reader
+from gpustackd.sources.worker_files import WorkerFiles
 from gpustackd.store.postgres import PostgresStore
 from gpustackd.store.revision import judge
 
@@ -69,8 +72,11 @@ async def _run(settings: Settings, embedded: Path | None, migrate: bool, stoppin
         models = await stack.enter_async_context(
             Reader(reader_options(settings), hosts=around.hosts, known_size=around.known_size)
         )
+        files = WorkerFiles(worker_token(settings), total=PROBE_TOTAL, connect=PROBE_CONNECT)
+        stack.push_async_callback(files.aclose)
+        paths = PathProbe(files, around, monotonic)
         daemon = Daemon(
-            settings, Identity(uuid4(), name), store, models, around, listen_url, reports, stopping
+            settings, Identity(uuid4(), name), store, models, around, paths, listen_url, reports, stopping
         )
         await daemon.run()
 

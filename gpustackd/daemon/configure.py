@@ -24,15 +24,27 @@ def policy(settings: Settings) -> Policy:
     )
 
 
+def usage_fresh(settings: Settings) -> float | None:
+    """Seconds for which a usage sample is trusted: as long as a worker counts as alive without a heartbeat.
+    None where others' memory does not count."""
+    avoid = settings.foreign_memory == "avoid"
+    return settings.knobs.worker_heartbeat_grace_period if avoid else None
+
+
 def reader_options(settings: Settings) -> ReaderOptions:
     """Endpoints, tokens and the folder of the cache for reading models."""
     return ReaderOptions(
         huggingface_endpoint=settings.hf_endpoint,
         huggingface_token=_secret(settings.huggingface_token),
         modelscope_endpoint=settings.modelscope_endpoint,
-        worker_token=_secret(settings.worker_token),
+        worker_token=worker_token(settings),
         cache_dir=_cache_folder(),
     )
+
+
+def worker_token(settings: Settings) -> str | None:
+    """Bearer token of the workers' file API."""
+    return _secret(settings.worker_token)
 
 
 def _secret(value: SecretStr | None) -> str | None:

@@ -13,9 +13,10 @@ import anyio
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from gpustackd import __version__
-from gpustackd.daemon.configure import policy
+from gpustackd.daemon.configure import policy, usage_fresh
 from gpustackd.daemon.gathering import Gathering
 from gpustackd.daemon.http import serve
+from gpustackd.daemon.path_probe import PathProbe
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.session import Identity, Session
 from gpustackd.daemon.stopping import Stopping
@@ -68,6 +69,7 @@ class Daemon:
         store: PostgresStore,
         models: ModelReader,
         around: Surroundings,
+        paths: PathProbe,
         listen_url: str,
         reports: Reports,
         stopping: Stopping,
@@ -77,6 +79,7 @@ class Daemon:
         self._store = store
         self._models = models
         self._around = around
+        self._paths = paths
         self._listen_url = listen_url
         self._reports = reports
         self._gathering = Gathering()
@@ -170,6 +173,8 @@ class Daemon:
             healthy=self._healthy,
             judge_revision=judge,
             around=self._around,
+            paths=self._paths,
+            usage_fresh=usage_fresh(self._settings),
         )
 
     def _healthy(self, health: Health) -> None:

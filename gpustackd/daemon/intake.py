@@ -12,11 +12,13 @@ from gpustackd.daemon.catalogue import Catalogue
 from gpustackd.daemon.desk import Desk
 from gpustackd.daemon.gathering import Gathered, Gathering
 from gpustackd.daemon.judge import Judge, codes, signature
+from gpustackd.daemon.path_probe import PathProbe
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.unique_queue import ElsewhereOf, Origin, ParkedGroup, UniqueQueue
 from gpustackd.daemon.view import View
 from gpustackd.domain.demand import Demand
+from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.errors import Contended
 from gpustackd.ports import Store, Waiting
@@ -43,6 +45,7 @@ class Intake:
         gathering: Gathering,
         reports: Reports,
         tasks: TaskGroup,
+        paths: PathProbe,
         around: Surroundings,
         clock: Callable[[], float],
     ) -> None:
@@ -55,6 +58,7 @@ class Intake:
         self._gathering = gathering
         self._reports = reports
         self._tasks = tasks
+        self._paths = paths
         self._around = around
         self._clock = clock
         self._looked = 0.0
@@ -88,6 +92,8 @@ class Intake:
             self._judge.set_backends(await self._store.backends())
         if news.cures & (Cure.FILES | Cure.WORKER):
             self._catalogue.doubt()
+        if news.cures & Cure.WORKER or news.full:
+            self._paths.doubt()
         if news.deleted:
             self._view.reload_next()
         if news.created:  # before a scan, which would count them as found by it alone
@@ -165,7 +171,7 @@ class Intake:
             if n % 16 == 0:
                 await anyio.lowlevel.checkpoint()
 
-    def _try(self, group: ParkedGroup, whole_text: bool) -> None:
+    def _try(self, group: ParkedGroup, whole_text: bool, asked: bool = False) -> None:
         """One decision in memory answers for the whole group. A rescan brings the text up to date too."""
         origin = Origin.RESCAN if whole_text else Origin.CURE
         demand = self._catalogue.demand(group.model_id)
@@ -177,6 +183,9 @@ class Intake:
         if isinstance(demand, Demand) and self._judge.group(demand) != group.key:
             self._queue.activate(group.key)
             return
+        if isinstance(demand, Demand) and not asked and self._paths.in_the_way(demand.spec):
+            self._tasks.start_soon(self._ask_anew, group, demand.spec, whole_text)
+            return
         outcome = demand if isinstance(demand, NoFit) else self._judge.probe(demand)
         if not isinstance(outcome, NoFit):
             self._judge.flowing.add(group.key)
@@ -186,6 +195,11 @@ class Intake:
         told = {codes(s) for s in group.signatures}
         if whole_text or told != {codes(signature(outcome))}:
             self._queue.activate_changed(group.key, signature(outcome), origin)
+
+    async def _ask_anew(self, group: ParkedGroup, spec: ModelSpec, whole_text: bool) -> None:
+        """What workers said of the model's path has aged: ask again before it is tried."""
+        await self._paths.look(spec)
+        self._try(group, whole_text, asked=True)
 
     async def _read_anew(self, group: ParkedGroup) -> None:
         """The facts have aged: read them; the group is tried again only if they are others."""

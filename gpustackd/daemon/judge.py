@@ -12,6 +12,7 @@ from gpustackd.daemon.view import View
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import Cure, NoFit, Outcome, Reason
+from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import Pools
 from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.memo import Memo
@@ -62,6 +63,11 @@ class Judge:
     def set_pools(self, pools: Pools) -> None:
         """Instance types and cluster inventories as they are now."""
         self._policy = replace(self._policy, pools=pools)
+        self._refused.clear()
+
+    def set_paths(self, paths: Paths) -> None:
+        """What workers say of the local paths of models."""
+        self._policy = replace(self._policy, paths=paths)
         self._refused.clear()
 
     def set_backends(self, backends: Backends) -> None:

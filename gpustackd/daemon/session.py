@@ -22,10 +22,12 @@ from gpustackd.daemon.gathering import Gathering
 from gpustackd.daemon.intake import Intake
 from gpustackd.daemon.judge import Judge
 from gpustackd.daemon.leases import Leases
+from gpustackd.daemon.path_probe import PathProbe
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.schedule import Scheduling
 from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.unique_queue import UniqueQueue
+from gpustackd.daemon.usage import Usage
 from gpustackd.daemon.view import View
 from gpustackd.errors import Contended, DatabaseUnavailable, WrongRevision
 from gpustackd.placement.policy import Policy
@@ -62,7 +64,10 @@ class Session:
         healthy: Callable[[Health], None],
         judge_revision: Callable[[str | None], None],
         around: Surroundings,
+        paths: PathProbe,
+        usage_fresh: float | None,
     ) -> None:
+        """`usage_fresh`: seconds for which a usage sample is trusted; None = others' memory never counts."""
         self._identity = identity
         self._store = store
         self._reader = reader
@@ -75,6 +80,8 @@ class Session:
         self._healthy = healthy
         self._judge_revision = judge_revision
         self._around = around
+        self._paths = paths
+        self._usage_fresh = usage_fresh
         self.queue = UniqueQueue(monotonic)
         self.view = View(store, reports.worker_state)
         self.desk = Desk()
@@ -88,12 +95,21 @@ class Session:
         self._around.fleet = self.view.fleet
         catalogue = Catalogue(self._store, self._reader, self._reports, monotonic)
         judge = Judge(self.view, self._policy, self._reports)
+        judge.set_paths(self._paths.facts)
+        self._paths.changed, self._paths.tell = judge.set_paths, self._gathering.tell
+        usage = Usage(
+            store=self._store,
+            view=self.view,
+            fresh=self._usage_fresh,
+            tell=self._gathering.tell,
+            clock=monotonic,
+        )
         self._reports.attach(self.queue, self.view, self.desk)
         async with anyio.create_task_group() as reading, anyio.create_task_group() as tasks:
             analysis = Analysis(
                 owner=owner, lease=self._lease, store=self._store, queue=self.queue, desk=self.desk,
                 catalogue=catalogue, reports=self._reports, tasks=reading, clock=monotonic,
-                batches=self._concurrency,
+                batches=self._concurrency, paths=self._paths, usage=usage,
             )  # fmt: skip
             scheduling = Scheduling(
                 owner=owner, replica=name, store=self._store, queue=self.queue, desk=self.desk,
@@ -103,7 +119,7 @@ class Session:
             intake = Intake(
                 store=self._store, queue=self.queue, desk=self.desk, view=self.view, catalogue=catalogue,
                 judge=judge, gathering=self._gathering, reports=self._reports, tasks=reading, clock=monotonic,
-                around=self._around,
+                around=self._around, paths=self._paths,
             )  # fmt: skip
             leases = Leases(
                 owner=owner,
@@ -115,7 +131,7 @@ class Session:
             )
             self._gathering.rescan()
             for loop in (intake.run, analysis.run, scheduling.decide, scheduling.commit,
-                         leases.renew, leases.sweep, self._watch_health):  # fmt: skip
+                         leases.renew, leases.sweep, usage.watch, self._watch_health):  # fmt: skip
                 tasks.start_soon(loop)
             started()
             await stop.wait()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpustackd.domain.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.sources.worker_files import Hosts
+from gpustackd.sources.worker_files import Hosts, WorkerHost
 from gpustackd.sources.worker_hosts import hosts_of
 
 
@@ -23,6 +23,17 @@ class Surroundings:
             return Hosts()
         rows = [row for row in self.fleet.worker_rows if row is not None]
         return hosts_of(spec, rows, self.files.get(spec.source_index, {}).keys())
+
+    def to_ask(self, spec: ModelSpec, path: str) -> dict[int, WorkerHost]:
+        """Workers, by id, that may be asked whether they have a path, and of which no READY file tells it."""
+        if self.fleet is None:
+            return {}
+        rows = [row for row in self.fleet.worker_rows if row is not None and row.port]
+        if not rows:
+            return {}
+        having = self.files.get(spec.source_index, {}).keys() | self.files.get(f"path:{path}", {}).keys()
+        hosts = {host.name: host for host in hosts_of(spec, rows).hosts}
+        return {row.id: hosts[row.name] for row in rows if row.name in hosts and row.id not in having}
 
     def known_size(self, source_index: str) -> int | None:
         """Bytes of a downloaded copy, None where there is none."""

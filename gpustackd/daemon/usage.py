@@ -1,0 +1,62 @@
+"""Memory that others hold on cards, kept in the view where the settings say that it counts.
+
+Usage samples raise no version and wake nobody: they are read now and then, and before decisions where the
+last look is not of this moment. Memory that was given back wakes what waits, as any freed capacity does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+
+from gpustackd.daemon.view import View
+from gpustackd.errors import Contended
+from gpustackd.ports import Store, Wake
+
+_EVERY = 5.0
+"""Seconds between looks while nothing is decided."""
+_LATELY = 1.0
+"""Seconds for which a look is good enough for decisions."""
+
+
+class Usage:
+    """`fresh`: seconds after which a sample is not trusted any more; None = others' memory does not count."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        view: View,
+        fresh: float | None,
+        tell: Callable[[Wake], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._fresh = fresh
+        self._tell = tell
+        self._clock = clock
+        self._looked = -_LATELY
+        self._looking = anyio.Lock()
+
+    async def look(self) -> None:
+        """Read the samples, unless that was done just now."""
+        if self._fresh is None:
+            return
+        async with self._looking:
+            if self._clock() - self._looked < _LATELY:
+                return
+            try:
+                held = await self._store.foreign_memory(self._fresh)
+            except Contended:
+                return  # what is known serves for the moment
+            self._looked = self._clock()
+            if self._view.fleet.set_foreign(held):
+                self._tell(Wake("capacity"))
+
+    async def watch(self) -> None:
+        """Until cancelled; returns at once where others' memory does not count."""
+        while self._fresh is not None:
+            await self.look()
+            await anyio.sleep(_EVERY)
