@@ -13,10 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.fleet import Booking, Fleet, GpuRow, WorkerRow
-from gpustackd.domain.model_spec import model_spec
+from gpustackd.domain.gguf_levels import GgufNeed, Level, Share
+from gpustackd.domain.model_spec import ModelSpec, model_spec
 from gpustackd.domain.outcome import Part, Placement
 from gpustackd.domain.pools import Pools, instance_type
 from gpustackd.estimate.demand import build_demand
@@ -141,10 +142,61 @@ def demand(case: dict[str, Any]) -> Demand:
         hyper=_dimensions(config, asked),
         categories=spec.categories,
     )
+    if "gguf_estimates" in asked:
+        return _gguf(spec, facts, asked)
     made = build_demand(spec, facts, compat=True)
     if "vram_claim" in asked:
         made = replace(made, need=replace(made.need, vram=asked["vram_claim"]))
     return made
+
+
+class Captured:
+    """Estimates that the peer's estimator gave, by how layers were divided; empty where it was not asked."""
+
+    def __init__(self, answers: list[dict[str, Any]]) -> None:
+        self._levels: dict[tuple[tuple[float, ...], bool, bool], tuple[Level, ...]] = {}
+        for a in answers:
+            split = tuple(float(x) for x in a.get("tensor_split") or ())
+            remote = bool((a.get("extra") or {}).get("rpc"))
+            self._levels[split, remote, a["offload"] == "full"] = _levels(a["estimate"])
+        self.total_layers = self.levels()[-1].offload_layers
+        self.layer_bytes = (0,) * self.total_layers
+
+    def levels(self, split: tuple[float, ...] = (), remotes: int = 0) -> tuple[Level, ...]:
+        keys = [(split, remote, full) for full in (False, True) for remote in (bool(remotes), not remotes)]
+        return next((self._levels[k] for k in keys if k in self._levels), ())
+
+    def level(self, offload_layers: int, split: tuple[float, ...] = (), remotes: int = 0) -> Level:
+        return self.levels(split, remotes)[offload_layers]
+
+
+@lru_cache(maxsize=64)
+def _levels(name: str) -> tuple[Level, ...]:
+    folder = Path(os.environ.get("GPUSTACKD_PEER_FIXTURES") or HERE)
+    captured = _estimates(folder / "gguf-estimates.json")[name]
+    return tuple(
+        Level(
+            n,
+            tuple(Share(layers, own, unified) for unified, own, layers in devices),
+            ram[1],
+            ram[0],
+            bool(full),
+        )
+        for n, full, ram, devices in captured["items"]
+    )
+
+
+@lru_cache(maxsize=2)
+def _estimates(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())["estimates"]
+    return found
+
+
+def _gguf(spec: ModelSpec, facts: ModelFacts, asked: dict[str, Any]) -> Demand:
+    sizes = Captured(asked["gguf_estimates"])
+    full = sizes.levels()[-1]
+    need = Need(full.devices[0].vram, full.ram)
+    return Demand(spec, facts, need, Engine.GGUF, "", GgufNeed(sizes, asked.get("distributable", True)))
 
 
 def _dimensions(config: dict[str, Any], asked: dict[str, Any]) -> HyperParameters | None:
@@ -176,6 +228,8 @@ def policy(case: dict[str, Any], *, compat: bool = True) -> Policy:
 
 def as_candidate(p: Placement, engine: Engine) -> dict[str, Any]:
     """A placement in the shape of `expect.candidates`, without scores."""
+    if engine is Engine.GGUF:
+        return _layered(p)
     said = _part(p.parts[0], engine)
     if p.over_commit:
         said["overcommit"] = True
@@ -183,6 +237,22 @@ def as_candidate(p: Placement, engine: Engine) -> dict[str, Any]:
         said["subordinates"] = [_part(x, engine) | {"worker_ip": x.worker_ip, "total_gpus": x.total_gpus}
                                 for x in p.parts[1:]]  # fmt: skip
     return said
+
+
+def _layered(p: Placement) -> dict[str, Any]:
+    """A placement of a GGUF model: the peer tells no GPU type, and layers in every claim."""
+    made = []
+    for n, part in enumerate(p.parts):
+        said = _part(part, Engine.GGUF)
+        del said["gpu_type"]
+        layers = part.offload_layers if n else p.offload_layers
+        said["claim"] |= {"offload_layers": layers, "total_layers": p.total_layers}
+        if part.unified:
+            said["claim"]["uma"] = True
+        made.append(said)
+    if p.tensor_split is not None:
+        made[0]["claim"]["tensor_split"] = list(p.tensor_split)
+    return made[0] | ({"subordinates": made[1:]} if made[1:] else {})
 
 
 def _part(part: Part, engine: Engine) -> dict[str, Any]:

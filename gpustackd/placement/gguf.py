@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpustackd.placement import gguf_peer
+
 if TYPE_CHECKING:
     from gpustackd.placement.engine_steps import EngineStep
     from gpustackd.placement.search import Search
@@ -11,4 +13,6 @@ if TYPE_CHECKING:
 
 def ladder(search: Search) -> tuple[EngineStep, ...]:
     """The steps for one demand, in the order of the spec."""
+    if search.rules.compat:
+        return gguf_peer.ladder(search)
     return ()

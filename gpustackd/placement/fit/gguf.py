@@ -9,7 +9,7 @@ from typing import Any
 
 from gpustackd.domain.backend_parameters import COLUMN, BackendParameters, parse
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.gguf_levels import GgufNeed, Sizes
+from gpustackd.domain.gguf_levels import Sizes
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.rules import Rules, Taking
 

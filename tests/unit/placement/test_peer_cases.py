@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.outcome import Placed
+from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.errors import BadRow
 from gpustackd.placement.decide import candidates, decide
 from gpustackd.placement.fit.divisible import Divisors
@@ -90,7 +90,6 @@ def _picked_addresses(theirs: list[dict[str, Any]], found: list[dict[str, Any]])
 @pytest.mark.parametrize("case", CASES, ids=[c["id"] for c in CASES])
 def test_the_same_candidates_with_the_same_claims(case):
     found, scores, wanted = ours(case)
-    assert wanted.engine is not Engine.GGUF
     theirs = said(case)
     if case["model"].get("gpu_selector"):
         _picked_addresses(theirs, found)
@@ -113,6 +112,45 @@ def test_the_same_final_choice(case):
         return
     assert isinstance(outcome, Placed), outcome.message
     assert _bare(peer.as_candidate(outcome.placement, wanted.engine)) == _bare(final)
+
+
+GGUF = peer.cases("selector.gguf")
+
+
+def layered(candidate: dict[str, Any]) -> dict[str, Any]:
+    """A candidate of a GGUF model without its score, as our answers write it."""
+    kept = {k: v for k, v in candidate.items() if k not in ("placement_score", "score", "subordinates")}
+    kept = {"gpu_indexes": None} | kept
+    kept["claim"] = {"ram": 0} | kept["claim"] | {"vram": kept["claim"].get("vram") or {}}
+    if parts := candidate.get("subordinates"):
+        kept["subordinates"] = [layered(p) for p in parts]
+    return kept
+
+
+@pytest.mark.parametrize("case", GGUF, ids=[c["id"] for c in GGUF])
+def test_the_same_candidates_of_gguf_models(case):
+    every = [w | {"set": {**(w.get("set") or {}), "state": "ready"}} for w in case["workers"]]
+    unfiltered = case | {"workers": every}
+    found = candidates(peer.fleet(unfiltered), peer.demand(case), peer.policy(case))
+    expected = case["expect"]["candidates"]
+    assert [peer.as_candidate(p, Engine.GGUF) for p in found] == [layered(c) for c in expected]
+    scores = [c["placement_score"] for c in expected if "placement_score" in c]
+    assert [p.score for p in found] == pytest.approx(scores, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", GGUF, ids=[c["id"] for c in GGUF])
+def test_the_same_final_choice_and_figures_of_gguf_models(case):
+    outcome = decide(peer.fleet(case), peer.demand(case), Subject(10**6, "x"), peer.policy(case))
+    final = case["expect"].get("final")
+    if isinstance(outcome, Placed):
+        assert final is None or peer.as_candidate(outcome.placement, Engine.GGUF) == layered(final)
+        return
+    assert not case["expect"]["candidates"]
+    assert isinstance(outcome, NoFit)
+    for fact in case["expect"]["message_facts"]:
+        for name, value in fact.items():
+            told = f"{value:.2f}" if isinstance(value, float) else str(value)
+            assert name == "k" or told in outcome.message
 
 
 def test_every_difference_has_its_note():
