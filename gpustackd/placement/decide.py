@@ -34,9 +34,9 @@ def decide(
     view = fleet.without(subject.id) if subject.leave_out else fleet
     try:
         search = _search(view, demand, policy, None if subject.leave_out else memo)
+        found = _best(search, subject)
     except BadRow as problem:
         return unusable(problem)
-    found = _best(search, subject)
     if found is None:
         return refuse(search)
     return Placed(placement(view, search.rules, found, policy.commit_check), search.pool, found.also)

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import Reason
+from gpustackd.placement import barred
 from gpustackd.placement.fit.limit import busy
 from gpustackd.placement.fit.manual import Candidate, Card, Selection, candidates, resolve
 from gpustackd.placement.fit.rules import Rules, Taking
@@ -148,12 +149,12 @@ class HandPicked:
             )
             return _reason("too_few", text, **params)
         if n >= count or (len(by_worker) > 1 and self.rules.spans):
-            need = max(self.rules.ram, self.rules.ram_static or 0)
-            text = (
-                f"the workers of the selected GPUs lack RAM ({gib(need)} needed), or hold another "
-                "distributed instance already"
-            )
-            return _reason("worker_full", text, **params)
+            booked = {w: sum(c.claim for c in cards if c.w == w) // by_worker[w] * min(k, count)
+                      for w, k in by_worker.items()}  # fmt: skip
+            full = [] if n >= count else busy(fleet, by_worker, self.rules.engine)
+            cause = barred.picked(fleet, self.rules, booked, full)
+            if cause is not None:
+                return cause
         if not self.rules.spans and len(by_worker) > 1:
             text = (
                 f"this engine cannot span workers: {count} of the selected GPUs must lie on one worker, "

@@ -9,6 +9,7 @@ import numpy as np
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import UNKNOWN, Fleet, Ints
 from gpustackd.domain.outcome import Reason
+from gpustackd.placement import barred
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.fit.divisible import Indivisible
@@ -18,6 +19,7 @@ from gpustackd.placement.over_workers import OverWorkers
 from gpustackd.placement.search import Search
 
 SHOWN = 3
+BY_HAND = "; choosing GPUs by hand remains possible"
 
 
 def shortfall(search: Search, rows: Ints) -> list[Reason]:
@@ -28,7 +30,9 @@ def shortfall(search: Search, rows: Ints) -> list[Reason]:
     has_gpu = present.any(axis=1)
     usable = found.usable.any(axis=1)
     short_of_ram = usable & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
-    short = usable & ~short_of_ram
+    lean, with_it = barred.lean(search, rows, found)
+    lean &= ~short_of_ram
+    short = usable & ~short_of_ram & ~lean
     if rules.cpu_only:
         return [_cpu(search, rows)]
     reasons = [needs(search.demand, rules)]
@@ -39,6 +43,8 @@ def shortfall(search: Search, rows: Ints) -> list[Reason]:
         reasons.append(_closed(fleet, rows[has_gpu & ~usable]))
     if short_of_ram.any():
         reasons.append(_ram(fleet, rules, rows, found, short_of_ram))
+    if with_it is not None and lean.any():
+        reasons.append(with_it)
     reasons.extend(_too_small_cards(search))
     if short.any():
         at = np.flatnonzero(short)
@@ -133,6 +139,8 @@ def _vram(search: Search, found: Cards, rows: Ints) -> list[Reason]:
     fleet, rules = search.fleet, search.rules
     count = len(rows)
     head = f"{workers(count)} {_have(count)} too little free GPU memory"
+    if rules.gpu_count > most_of_a_type(found):
+        head = f"{workers(count)} {_have(count)} fewer than {rules.gpu_count} usable GPUs of one type"
     reasons: list[Reason] = []
     steps = {t.step for t in search.ladder}
     if "one_gpu" in steps:
@@ -155,8 +163,14 @@ def _vram(search: Search, found: Cards, rows: Ints) -> list[Reason]:
         head = "several workers"
     for step in search.ladder:
         if isinstance(step, OverWorkers):
-            reasons.extend(_over_workers(search, step, head))
+            reasons.extend(_over_workers(search, step, rows, head))
     return reasons
+
+
+def most_of_a_type(found: Cards) -> int:
+    """Most usable cards of one type that any of the workers has."""
+    kinds = np.unique(found.type[found.usable]).tolist()
+    return max((int(((found.type == k) & found.usable).sum(axis=1).max()) for k in kinds), default=0)
 
 
 def _one_worker(search: Search, found: Cards, rows: Ints, head: str) -> list[Reason]:
@@ -189,6 +203,10 @@ def _one_worker(search: Search, found: Cards, rows: Ints, head: str) -> list[Rea
     if rules.taking is Taking.SHARE:
         text += f"; {good} of {size} have their share free, {gib(effective)} together"
     text += f", needed {gib(rules.vram)}"
+    if rules.taking is Taking.EACH:
+        text += " on each that takes a part"
+    if rules.gpu_count > 1:
+        text += f" on {rules.gpu_count} GPUs"
     reasons = [_fit("one_worker", text, need_bytes=rules.vram, **params)]
     complaint = None if rules.fixed_world else rules.divisors.complaint(good)
     if complaint is not None and good > 1:
@@ -196,10 +214,11 @@ def _one_worker(search: Search, found: Cards, rows: Ints, head: str) -> list[Rea
     return reasons
 
 
-def _over_workers(search: Search, step: OverWorkers, head: str) -> list[Reason]:
+def _over_workers(search: Search, step: OverWorkers, rows: Ints, head: str) -> list[Reason]:
     """The combination that offers most, and what else kept it from serving."""
     fleet, rules = search.fleet, search.rules
     step.refresh()
+    barring, barred_params = barred.kept_out(search, rows)
     best: tuple[int, int, Ints] | None = None
     indivisible: Indivisible | None = None
     for code, kind in step.kind.items():
@@ -220,10 +239,11 @@ def _over_workers(search: Search, step: OverWorkers, head: str) -> list[Reason]:
         text = f"{head}: no two workers have all of their GPUs of one type free"
         if indivisible is not None:
             text += f", or {indivisible}"
-        return [_fit("no_combination", text)]
+        return [_fit("no_combination", f"{text}{barring}{BY_HAND}", **barred_params)]
     offer, gpus, mine = best
     names = [fleet.row(w).name for w in mine[:SHOWN].tolist()]
-    text = f"{head}: {some(names, SHOWN, len(mine))}, with {gpus} GPUs each, offer {gib(offer)} together"
+    each = f"{gpus} GPU{'s' if gpus > 1 else ''} each"
+    text = f"{head}: {some(names, SHOWN, len(mine))}, with {each}, offer {gib(offer)} together"
     text += f", needed {gib(rules.vram)}"
     params: dict[str, Any] = {
         "workers": len(mine),
@@ -244,7 +264,7 @@ def _over_workers(search: Search, step: OverWorkers, head: str) -> list[Reason]:
     if why is not None:
         text += f"; the executor refuses: {why}"
         params["topology"] = why
-    return [_fit("many_workers", text, **params)]
+    return [_fit("many_workers", f"{text}{barring}{BY_HAND}", **params, **barred_params)]
 
 
 def _subset(found: Cards, at: Ints) -> Cards:

@@ -70,6 +70,10 @@ def fraction(parameters: BackendParameters, compat: bool) -> float | None:
 def _check(parameters: BackendParameters, tp: int, demand: Demand, compat: bool) -> None:
     pp, dp = positive(parameters, PP) or 1, positive(parameters, DP) or 1
     nodes = positive(parameters, ("nnodes",)) or 1
+    for name in ("chunked-prefill-size", "piecewise-cuda-graph-max-tokens", "cuda-graph-max-bs"):
+        parameters.integer(name)  # read with the cards, judged here
+    if not compat:
+        positive(parameters, ("cuda-graph-max-bs",))
     speculative = parameters.text("speculative-algorithm")
     # the peer does not see a bare switch
     mixed = parameters.flag("enable-mixed-chunk") and (
