@@ -1,0 +1,153 @@
+"""The need of a GGUF model as placement reads it: booked bytes for every number of layers on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any
+
+from gpustackd.domain import backend_parameters
+from gpustackd.domain.backend_parameters import COLUMN
+from gpustackd.domain.demand import Need
+from gpustackd.domain.facts import ModelFacts
+from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_levels import GgufNeed, Level, Share
+from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.errors import BadRow
+from gpustackd.estimate.gguf.classify import distributable, is_image
+from gpustackd.estimate.gguf.image import ImageSizes
+from gpustackd.estimate.gguf.refusal import refusal
+from gpustackd.estimate.gguf.serving import Serving, serving_of
+from gpustackd.estimate.gguf.shares import Division
+from gpustackd.estimate.gguf.sizer import Sizer
+
+KEPT = 2048
+
+
+class LayerSizes:
+    """A `gguf_levels.Sizes` over a sizer."""
+
+    def __init__(self, sizer: Sizer) -> None:
+        self._sizer = sizer
+        self._kept: dict[tuple[int, tuple[float, ...]], Level] = {}
+
+    @property
+    def total_layers(self) -> int:
+        """Repeating layers and the output."""
+        return self._sizer.total_layers
+
+    @property
+    def layer_bytes(self) -> Sequence[int]:
+        """What each layer adds to the device that runs it, the output last."""
+        memory = self._sizer.memory
+        cache = memory.cache if self._sizer.serving.offload_cache else 0 * memory.cache
+        return (*(memory.layers + cache).tolist(), memory.output)
+
+    def levels(self, split: tuple[float, ...] = (), remotes: int = 0) -> Sequence[Level]:
+        """All levels by their number."""
+        return tuple(self.level(n, split, remotes) for n in range(self.total_layers + 1))
+
+    def level(self, offload_layers: int, split: tuple[float, ...] = (), remotes: int = 0) -> Level:
+        """One level. Remote devices take what local ones do."""
+        del remotes  # llama.cpp treats them alike; the peer's estimator does not
+        shares = tuple(map(float, split)) or (1.0,)
+        found = self._kept.get((offload_layers, shares))
+        if found is None:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            found = _level(self._sizer.divided(offload_layers, shares))
+            self._kept[offload_layers, shares] = found
+        return found
+
+
+def _level(division: Division) -> Level:
+    return Level(
+        offload_layers=division.offload_layers,
+        devices=tuple(
+            Share(d.layers, d.claim if d.layers or d.output else 0, d.unified if d.layers or d.output else 0)
+            for d in division.devices
+        ),
+        ram=division.host.claim,
+        ram_unified=division.host.claim,
+        full=division.full,
+    )
+
+
+def gguf_need(spec: ModelSpec, facts: ModelFacts) -> tuple[Need, GgufNeed | None]:
+    """Size a model of whose file the header is known. Raise BadRow for flags that llama.cpp refuses."""
+    header = facts.gguf
+    if not isinstance(header, GgufFacts):
+        because = facts.unknown_because or "the header of the GGUF file is not known"
+        return Need(vram=None, unknown_because=because), None
+    if is_image(header):
+        images = ImageSizes(header, backend_parameters.parse(spec.backend_parameters))
+        full = images.level(images.total_layers)
+        need = Need(vram=sum(d.vram for d in full.devices), ram=0, ram_static=full.ram)
+        return need, GgufNeed(images, image=True)
+    sizer = sizer_of(header, spec.backend_parameters)
+    full = _level(sizer.divided(sizer.total_layers))
+    need = Need(
+        vram=sum(d.vram for d in full.devices),
+        ram=0,  # how much RAM is needed depends on the level: the search checks each
+        ram_static=full.ram,
+        warnings=tuple(dict.fromkeys((*header.warnings, *sizer.warnings))),
+    )
+    return need, GgufNeed(LayerSizes(sizer), distributable(header), sized_for=sized_for(sizer.serving))
+
+
+def sizer_of(header: GgufFacts, parameters: Sequence[str]) -> Sizer:
+    """The sizer of a model under its flags, kept for equal questions. Raise BadRow."""
+    return _sizer(_Identity(header), tuple(parameters))
+
+
+class _Identity:
+    """A header by what it says, so that equal headers share one sizer."""
+
+    __slots__ = ("_digest", "header")
+
+    def __init__(self, header: GgufFacts) -> None:
+        self.header = header
+        self._digest = header_digest(header)
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self._digest == other._digest
+
+
+@lru_cache(maxsize=256)
+def _sizer(identity: _Identity, parameters: tuple[str, ...]) -> Sizer:
+    header = identity.header
+    serving = serving_of(header, backend_parameters.parse(parameters))
+    sizer = Sizer(header, serving)
+    if (why := refusal(header, sizer.dims, serving)) is not None:
+        raise BadRow(COLUMN, f"llama.cpp refuses to start: {why}")
+    return sizer
+
+
+def header_digest(header: GgufFacts) -> str:
+    """Equal for headers that say the same."""
+    told: list[Any] = [
+        header.architecture, header.kind, sorted(header.values.items(), key=lambda kv: kv[0]),
+        sorted(header.lengths.items()), [(t.name, t.shape, t.type, t.size) for t in header.tensors],
+        header.file_bytes, header.data_bytes, header.warnings,
+        [header_digest(h) for h in (header.projector, header.draft, *header.adapters) if h is not None],
+        header.projector is None, header.draft is None,
+    ]  # fmt: skip
+    return sha256(repr(told).encode()).hexdigest()
+
+
+def sized_for(serving: Serving) -> Mapping[str, Any]:
+    """What the engine has to be started with, so that it takes what was booked."""
+    return MappingProxyType({
+        "context": serving.context,
+        "parallel": serving.parallel,
+        "kv_unified": serving.unified,
+        "ubatch": serving.ubatch,
+        "cache_type_k": serving.cache_k.name.lower(),
+        "cache_type_v": serving.cache_v.name.lower(),
+        "flash_attention": serving.flash_attention,
+    })  # fmt: skip

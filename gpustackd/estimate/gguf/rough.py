@@ -1,0 +1,58 @@
+"""Compute buffers of a network whose pass is not known: an upper bound from its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpustackd.domain.gguf import GgufFacts
+from gpustackd.estimate.gguf.architecture import Dimensions
+from gpustackd.estimate.gguf.passing import Inventory, Load
+
+ROOM = 1.25
+"""By how much the sum of a layer's results is raised."""
+
+
+def rough_buffers(
+    facts: GgufFacts,
+    dims: Dimensions,
+    tensors: Inventory,
+    load: Load,
+    layers: Sequence[Sequence[int]],
+    output: int,
+    *,
+    copies: int,
+) -> tuple[int, ...]:
+    """Bytes on each device and, last, on the host. `layers`: those of each device, the host's last; `output`:
+    the device of the output. `copies`: how often inputs are held."""
+    rows = 4 * load.tokens
+    mask = (2 if load.flash else 4) * load.cells * load.tokens // load.streams
+    if any(dims.windowed):
+        mask += (2 if load.flash else 4) * load.window_cells * load.tokens // load.streams
+    found = []
+    for device, some in enumerate(layers):
+        peak = max((_layer(facts, dims, tensors, load, i) for i in some), default=0)
+        if device == output:
+            peak = max(peak, 4 * load.outputs * (dims.vocabulary + dims.embedding))
+        if some or device == output:
+            peak += copies * (mask + 2 * rows * dims.embedding)
+        found.append(int(peak))
+    found[-1] = max(found[-1], copies * (mask + 2 * rows * dims.embedding))
+    return tuple(found)
+
+
+def _layer(facts: GgufFacts, dims: Dimensions, tensors: Inventory, load: Load, layer: int) -> int:
+    """The wider half of a layer: its attention, or its feed-forward results."""
+    rows = 4 * load.tokens
+    named = tensors.layers[layer]
+    used = facts.per_layer("expert_used_count", dims.all_layers)[layer] or 1
+    matrices = [(name, t.shape) for name, t in named.items()]
+    wide = max((s[1] for n, s in matrices if n.startswith("ffn_") and len(s) == 2), default=0)
+    expert = max((s[1] for n, s in matrices if "_exps" in n and len(s) == 3), default=0)
+    other = max((s[1] for n, s in matrices if not n.startswith("ffn_") and len(s) == 2), default=0)
+    heads = dims.heads[layer]
+    forward = rows * (3 * wide + 4 * dims.embedding) + rows * used * (3 * expert + 2 * dims.embedding)
+    head = max(dims.key_of(layer), dims.value_of(layer))
+    attend = rows * (4 * other + 4 * dims.embedding + 2 * heads * head)
+    if not load.flash:
+        attend += rows * heads * load.cells // load.streams
+    return int(ROOM * max(forward, attend))
