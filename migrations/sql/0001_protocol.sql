@@ -26,17 +26,24 @@ BEGIN
 END
 $$;
 
+-- Returns what is still ours. A row that somebody has locked (our own commit, often) is not waited for: its
+-- lease runs on as it is, and the next renewal comes before its end.
 CREATE FUNCTION gpustackd_renew(p_owner uuid, p_ids bigint[], p_lease double precision)
     RETURNS SETOF bigint
     LANGUAGE sql AS $$
-    UPDATE model_instances
-       SET lease_until = clock_timestamp() + make_interval(secs => p_lease)
-     WHERE id = ANY (ARRAY(
-               SELECT id FROM model_instances
-                WHERE id = ANY (p_ids) AND state = 'ANALYZING' AND lease_owner = p_owner
-                  AND lease_until > clock_timestamp()
-                ORDER BY id FOR NO KEY UPDATE SKIP LOCKED))
-    RETURNING id
+    WITH renewed AS (
+        UPDATE model_instances
+           SET lease_until = clock_timestamp() + make_interval(secs => p_lease)
+         WHERE id = ANY (ARRAY(
+                   SELECT id FROM model_instances
+                    WHERE id = ANY (p_ids) AND state = 'ANALYZING' AND lease_owner = p_owner
+                      AND lease_until > clock_timestamp()
+                    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED))
+        RETURNING id)
+    SELECT id FROM renewed
+    UNION
+    SELECT id FROM model_instances
+     WHERE id = ANY (p_ids) AND state = 'ANALYZING' AND lease_owner = p_owner AND lease_until > clock_timestamp()
 $$;
 
 -- A batch of placements, an outcome each; only the exceptions are returned. One clash rejects one placement.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import anyio
@@ -25,12 +26,24 @@ ROWS = MODELS * EACH
 
 @dataclass
 class Stage:
-    """Forty rows ANALYZING, their metadata not coming until `answer` is set; `victim` holds most of them."""
+    """Forty rows ANALYZING, their metadata not coming until the hubs answer; `victim` holds most of them."""
 
     daemons: Crew
     victim: Daemon
     ids: list[int]
-    answer: anyio.Event
+    hubs: dict[str, anyio.Event]
+    """Each daemon asks a hub of its own; name -> what lets that hub answer."""
+    addresses: dict[str, str]
+
+    async def again(self, name: str) -> Daemon:
+        """Another process under the name of one that is gone."""
+        (daemon,) = await self.daemons.start(name=name, HF_ENDPOINT=self.addresses[name])
+        return daemon
+
+    def answer(self) -> None:
+        """All hubs answer."""
+        for hub in self.hubs.values():
+            hub.set()
 
     @property
     def others(self) -> list[Daemon]:
@@ -58,27 +71,33 @@ async def taken_over(site: Site, stage: Stage, patience: float) -> None:
 
 
 @asynccontextmanager
-async def forty_in_work(site: Site, folder: Path, lease: float) -> AsyncIterator[Stage]:
+async def forty_in_work(site: Site, folder: Path, lease: float, daemons: int = 3) -> AsyncIterator[Stage]:
     repos = {f"lab/m{n}": repo_of(CONFIG, [("w", "U8", (10 * GIB,))]) for n in range(MODELS)}
     await site.fleet(*[W(f"w{n}", 256, "8x24") for n in range(5)])
-    async with Hub(repos) as hub:
-        answer = hub.hold("/")
-        settings = {"lease": lease, "rescan_interval": 600, "HF_ENDPOINT": hub.url}
-        async with crew(site.url, folder, **settings) as daemons, watching(site.url, stuck_after=lease + 10):
-            await daemons.start(3)
-            ids: list[int] = []
-            for name in repos:
-                model = await site.model(name=name, source="huggingface", huggingface_repo_id=name)
-                ids += await site.instances(model, EACH)
-            await site.analyzing(ROWS)
-            most = (await holders(site)).most_common(1)[0][0]
-            victim = next(d for d in daemons if d.name == most)
-            yield Stage(daemons, victim, ids, answer)
-            answer.set()
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(crew(site.url, folder, lease=lease, rescan_interval=600))
+        await stack.enter_async_context(watching(site.url, stuck_after=lease + 10))
+        hubs: dict[str, anyio.Event] = {}
+        addresses: dict[str, str] = {}
+        for _ in range(daemons):
+            hub = await stack.enter_async_context(Hub(repos))
+            (daemon,) = await made.start(ready=False, HF_ENDPOINT=hub.url)
+            hubs[daemon.name], addresses[daemon.name] = hub.hold("/"), hub.url
+        for daemon in made:
+            await daemon.ready()
+        ids: list[int] = []
+        for name in repos:
+            model = await site.model(name=name, source="huggingface", huggingface_repo_id=name)
+            ids += await site.instances(model, EACH)
+        await site.analyzing(ROWS)
+        most = (await holders(site)).most_common(1)[0][0]
+        stage = Stage(made, next(d for d in made if d.name == most), ids, hubs, addresses)
+        yield stage
+        stage.answer()
 
 
 async def all_placed_once(site: Site, record: Record, stage: Stage) -> None:
-    stage.answer.set()
+    stage.answer()
     await site.placed(stage.ids, patience=within(10))
     assert await record.broken() == []
     assert await record.count("ERROR") == 0
@@ -108,7 +127,7 @@ async def test_a_daemon_that_comes_back_under_the_same_name_does_not_keep_its_ol
         }
         assert len(old) == 1
         await stage.victim.kill()
-        (again,) = await stage.daemons.start(name=stage.victim.name)
+        again = await stage.again(stage.victim.name)
         await site.until(
             "SELECT count(*) = $1 FROM model_instances WHERE state = 'ANALYZING' AND lease_owner <> $2",
             ROWS,
@@ -130,41 +149,79 @@ async def test_a_daemon_asked_to_stop_gives_its_claims_back_and_others_go_on_at_
         await all_placed_once(site, record, stage)
 
 
-async def a_sleeper_binds_nothing(site: Site, record: Record, stage: Stage, lease: float) -> int:
-    """Stop the victim for three leases and let it go on; returns how many late commits were refused."""
+async def asleep_for_three_leases(site: Site, stage: Stage, lease: float) -> tuple[int, datetime]:
+    """Stop the victim, see its rows taken over, and let three leases pass; how many rows it held, and since
+    when it sleeps."""
     held = (await holders(site))[stage.victim.name]
-    asleep = await site.sql.fetchval("SELECT clock_timestamp()")
+    since: datetime = await site.sql.fetchval("SELECT clock_timestamp()")
     stage.victim.signal(signal.SIGSTOP)
     await taken_over(site, stage, patience=within(lease + 5))
     await site.until(
-        "SELECT clock_timestamp() > $1::timestamptz + make_interval(secs => $2)", asleep, 3 * lease
+        "SELECT clock_timestamp() > $1::timestamptz + make_interval(secs => $2)", since, 3 * lease
     )
-    await all_placed_once(site, record, stage)
-    stage.victim.signal(signal.SIGCONT)
-    # it learns what its models need, decides, and commits what is long placed by others
-    await stage.victim.until(lambda: stage.victim.count("instance.lost") >= held, f"{held} refusals")
-    late = await site.sql.fetchval(
-        "SELECT count(*) FROM recorder.moves WHERE became = 'SCHEDULED' AND by = $1 AND at > $2",
+    return held, since
+
+
+async def bound_late(site: Site, stage: Stage, since: datetime) -> int:
+    """Rows that the victim bound in an epoch that it had claimed before it fell asleep."""
+    found: int = await site.sql.fetchval(
+        "SELECT count(*) FROM recorder.moves b JOIN recorder.moves c ON c.instance_id = b.instance_id"
+        " AND c.epoch = b.epoch AND c.became = 'ANALYZING' AND c.at < $2"
+        " WHERE b.became = 'SCHEDULED' AND b.by = $1 AND b.at > $2",
         f"gpustackd {stage.victim.name}",
-        asleep,
+        since,
     )
-    assert late == 0
-    assert await record.broken() == []
-    return held
+    return found
 
 
-async def test_a_daemon_that_slept_three_leases_binds_nothing_that_others_took_over(
+async def refused(stage: Stage, held: int) -> None:
+    """Wait until the victim has learnt what its models need, decided, tried to commit, and been refused."""
+    await stage.victim.until(lambda: stage.victim.count("instance.lost") >= held, f"{held} refusals")
+
+
+async def test_a_sleeper_binds_nothing_that_others_have_placed_and_then_goes_on(
     site: Site, record: Record, tmp_path: Path
 ) -> None:
     async with forty_in_work(site, tmp_path, lease=1) as stage:
-        refused = await a_sleeper_binds_nothing(site, record, stage, lease=1)
-        assert refused > 0
-        # and it goes on as if nothing had been: alone, it places what comes next
+        held, since = await asleep_for_three_leases(site, stage, lease=1)
+        await all_placed_once(site, record, stage)
+        stage.victim.signal(signal.SIGCONT)
+        await refused(stage, held)
+        assert await bound_late(site, stage, since) == 0
+        # alone, it places what comes next
         for other in stage.others:
             assert await other.stop(patience=10) == 0
         await site.delete("model_instances", *stage.ids)
         model = await site.sql.fetchval("SELECT min(id) FROM models")
         await site.placed(await site.instances(model, 3), patience=within(5))
+
+
+async def test_a_sleeper_binds_nothing_that_others_work_on_at_that_moment(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    async with forty_in_work(site, tmp_path, lease=1) as stage:
+        held, since = await asleep_for_three_leases(site, stage, lease=1)
+        # it has what it waited for, while the rows are ANALYZING in the others' hands
+        stage.hubs[stage.victim.name].set()
+        stage.victim.signal(signal.SIGCONT)
+        await refused(stage, held)
+        assert (await holders(site)).total() == ROWS
+        await all_placed_once(site, record, stage)
+        assert await bound_late(site, stage, since) == 0
+
+
+async def test_a_sleeper_that_nobody_replaced_claims_anew_before_it_binds(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    async with forty_in_work(site, tmp_path, lease=1, daemons=1) as stage:
+        since = await site.sql.fetchval("SELECT clock_timestamp()")
+        stage.victim.signal(signal.SIGSTOP)
+        await site.until("SELECT clock_timestamp() > $1::timestamptz + make_interval(secs => $2)", since, 3)
+        assert (await holders(site))[stage.victim.name] == ROWS  # its claims are over, and still there
+        stage.answer()
+        stage.victim.signal(signal.SIGCONT)
+        await all_placed_once(site, record, stage)
+        assert await bound_late(site, stage, since) == 0
 
 
 @pytest.mark.chaos
@@ -193,7 +250,7 @@ async def test_a_hundred_rounds_of_deaths_and_sleeps_bind_each_row_once(
                 victim.signal(signal.SIGCONT)
             await site.placed(stage.ids, patience=within(2 + 5))
             if not victim.running:
-                await stage.daemons.start(name=victim.name)
+                await stage.again(victim.name)
         refused = stage.daemons.count("instance.lost")
         assert await record.broken() == []
     print(f"\nFR-39: 100 rounds of 40 rows, each bound once; {refused} late commits refused")
