@@ -20,6 +20,7 @@ from tests.bench.stage import Stage
 
 START_PATIENCE = 60.0
 STOP_PATIENCE = 15.0
+_COUNTED = "placement.overtaken"
 _FOREIGN = ("GPUSTACKD_", "GPUSTACK_", "PG")
 
 
@@ -45,13 +46,14 @@ class Replica:
         return self.process.pid
 
     def events(self) -> Counter[str]:
-        """What it told since the last call, by event."""
+        """What it told since the last call, by event; what one line counts, counts so often."""
         found: Counter[str] = Counter()
         with self.log.open("rb") as file:
             file.seek(self._mark)
             for line in file:
                 try:
-                    found[json.loads(line)["event"]] += 1
+                    told = json.loads(line)
+                    found[told["event"]] += told.get("count", 1) if told["event"] == _COUNTED else 1
                 except (ValueError, KeyError, TypeError):
                     continue
             self._mark = file.tell()

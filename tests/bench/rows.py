@@ -41,6 +41,7 @@ class Size:
     rounds: int
     singles: int
     parked: int
+    parked_rounds: int
     full_workers: int
     full_burst: int
     replica_rounds: int
@@ -51,12 +52,12 @@ class Size:
 
 
 QUICK = Size(
-    workers=1000, burst=960, rounds=1, singles=40, parked=2000, full_workers=60, full_burst=400,
-    replica_rounds=1, instances=4000, growth=(100, 1000), growth_burst=160, growth_rounds=1,
+    workers=1000, burst=960, rounds=1, singles=40, parked=2000, parked_rounds=1, full_workers=60,
+    full_burst=400, replica_rounds=1, instances=4000, growth=(100, 1000), growth_burst=160, growth_rounds=1,
 )  # fmt: skip
 LONG = Size(
-    workers=5000, burst=6400, rounds=5, singles=400, parked=10_000, full_workers=500, full_burst=3200,
-    replica_rounds=3, instances=20_000, growth=(100, 1000, 5000), growth_burst=160, growth_rounds=7,
+    workers=5000, burst=6400, rounds=4, singles=400, parked=10_000, parked_rounds=2,
+    full_workers=500, full_burst=3200, replica_rounds=2, instances=20_000, growth=(100, 1000, 5000), growth_burst=160, growth_rounds=7,
 )  # fmt: skip
 
 
@@ -125,7 +126,7 @@ class Bench:
                 if "latency" in wanted:
                     figures += await latency(stage, size.singles, self.tell)
                 if "parked" in wanted:
-                    figures += await parked(stage, size.burst, size.parked, size.rounds, self.tell)
+                    figures += await parked(stage, size.burst, size.parked, size.parked_rounds, self.tell)
         if "replicas" in wanted:
             figures += await side_by_side.with_room(
                 stage, self.folder, size.burst, size.replica_rounds, self.tell

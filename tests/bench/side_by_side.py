@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,9 @@ class Seen:
     rates: list[float] = field(default_factory=list)
     placed: list[int] = field(default_factory=list)
     conflicts: int = 0
+    """Commits that the database rejected."""
+    overtaken: int = 0
+    """Placements given up before their commit, for news of the fleet."""
 
     @property
     def clashing(self) -> float:
@@ -47,7 +50,8 @@ async def with_room(
                 median(b / a for a, b in zip(seen[1].rates, seen[count].rates, strict=True)), "", bound,
                 note=f"{rounds} rounds, turn about",
             ),
-            Figure(row, f"{count} replicas, conflicts", seen[count].clashing, "%", 5, at_most=True),
+            Figure(row, f"{count} replicas, conflicts", seen[count].clashing, "%", 5, at_most=True,
+                   note=f"{seen[count].overtaken} more were overtaken before their commit"),
         ]  # fmt: skip
     return figures
 
@@ -85,8 +89,10 @@ async def _rounds(
                     replica.events()
                 burst = await stage.burst(stage.mixed, number)
                 of = seen[count]
-                conflicts = sum(replica.events()["placement.conflict"] for replica in made)
+                told = sum((replica.events() for replica in made), Counter())
+                conflicts = told["placement.conflict"]
                 of.conflicts += conflicts
+                of.overtaken += told["placement.overtaken"]
                 of.rates.append(burst.rate)
                 of.placed.append(burst.placed)
             await stage.clear()
