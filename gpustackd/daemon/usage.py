@@ -16,8 +16,10 @@ from gpustackd.ports import Store, Wake
 
 _EVERY = 5.0
 """Seconds between looks while nothing is decided."""
-_LATELY = 1.0
-"""Seconds for which a look is good enough for decisions."""
+_CHEAP = 0.02
+"""Seconds that a look may take and still be made before every batch of decisions."""
+_SHARE = 0.1
+"""Part of the time that dearer looks may take, as on fleets of tens of thousands of cards."""
 
 
 class Usage:
@@ -37,21 +39,23 @@ class Usage:
         self._fresh = fresh
         self._tell = tell
         self._clock = clock
-        self._looked = -_LATELY
+        self._next = 0.0
         self._looking = anyio.Lock()
 
     async def look(self) -> None:
-        """Read the samples, unless that was done just now."""
+        """Read the samples, unless that is dear and was done just now."""
         if self._fresh is None:
             return
         async with self._looking:
-            if self._clock() - self._looked < _LATELY:
+            began = self._clock()
+            if began < self._next:
                 return
             try:
                 held = await self._store.foreign_memory(self._fresh)
             except Contended:
                 return  # what is known serves for the moment
-            self._looked = self._clock()
+            took = self._clock() - began
+            self._next = 0.0 if took < _CHEAP else began + took / _SHARE
             if self._view.fleet.set_foreign(held):
                 self._tell(Wake("capacity"))
 
