@@ -122,7 +122,7 @@ def breakdown(
     return Breakdown(
         source=spec.source.value if spec.source else "",
         backend=backend,
-        architecture=hyper.architectures[0] if hyper.architectures else None,
+        architecture=_architecture(facts),
         categories=categories,
         weights=facts.weight_bytes,
         claim_vram=demand.need.vram,
@@ -133,6 +133,15 @@ def breakdown(
         max_len=serving.max_len if facts.hyper else None,
         warnings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _architecture(facts: ModelFacts) -> str | None:
+    """The first one named; for models without dimensions (speech, images) by the configuration alone."""
+    if facts.hyper is not None and facts.hyper.architectures:
+        return facts.hyper.architectures[0]
+    named = facts.config.get("architectures")
+    first = named[0] if isinstance(named, (list, tuple)) and named else named
+    return first if isinstance(first, str) else None
 
 
 def _per_gpu(

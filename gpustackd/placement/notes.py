@@ -69,6 +69,7 @@ NOTES: tuple[Note, ...] = (
     Note(
         "selectors.7.count", _M, "a choice over several workers has exactly the GPUs asked for", "fit.manual"
     ),
+    Note("estimate.11.1.enough_picked", _M, "fewer picked GPUs than replicas are refused", "fit.engines"),
     Note("selectors.7.rate_order", _M, "subordinate GPUs are ordered by what is free", "fit.manual"),
     Note(
         "selectors.7.limit",

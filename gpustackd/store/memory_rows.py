@@ -130,7 +130,9 @@ class Rows:
             self._update_instance(row, changes)
         elif isinstance(row, Model):
             row.name = changes.pop("name", row.name)
-            row.version += any(row.columns.get(c) != v for c, v in changes.items() if c not in NO_EDIT)
+            picked = changes.get("gpu_selector", row.columns.get("gpu_selector"))
+            silent = NO_EDIT if picked is None else NO_EDIT - {"replicas"}
+            row.version += any(row.columns.get(c) != v for c, v in changes.items() if c not in silent)
             row.columns |= changes
         else:
             row.update(changes)

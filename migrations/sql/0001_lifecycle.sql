@@ -77,7 +77,8 @@ CREATE TRIGGER model_instances_guard_move BEFORE UPDATE ON model_instances
     EXECUTE FUNCTION gpustackd_guard_move();
 
 -- The version of a model rises with every edit of what a decision looks at. What the daemon fills in by
--- itself (gpustackd.autofill) is no edit: it must not void the decision that it belongs to.
+-- itself (gpustackd.autofill) is no edit: it must not void the decision that it belongs to. How many replicas
+-- there are matters where they share hand-picked GPUs out, and nowhere else.
 CREATE FUNCTION gpustackd_model_edited() RETURNS trigger
     LANGUAGE plpgsql AS $$
 BEGIN
@@ -98,7 +99,7 @@ CREATE TRIGGER models_edited BEFORE UPDATE ON models
            OLD.placement_strategy, OLD.cpu_offloading, OLD.distributed_inference_across_workers,
            OLD.worker_selector, OLD.gpu_selector, OLD.gpu_type_selector, OLD.speculative_config,
            OLD.extended_kv_cache, OLD.lora_list, OLD.roles, OLD.disaggregation, OLD.gather, OLD.priority,
-           OLD.preemption, OLD.name)
+           OLD.preemption, OLD.name, CASE WHEN OLD.gpu_selector IS NOT NULL THEN OLD.replicas END)
           IS DISTINCT FROM
           (NEW.owner, NEW.cluster_id, NEW.source, NEW.huggingface_repo_id, NEW.huggingface_filename,
            NEW.model_scope_model_id, NEW.model_scope_file_path, NEW.local_path, NEW.revision, NEW.categories,
@@ -106,5 +107,5 @@ CREATE TRIGGER models_edited BEFORE UPDATE ON models
            NEW.placement_strategy, NEW.cpu_offloading, NEW.distributed_inference_across_workers,
            NEW.worker_selector, NEW.gpu_selector, NEW.gpu_type_selector, NEW.speculative_config,
            NEW.extended_kv_cache, NEW.lora_list, NEW.roles, NEW.disaggregation, NEW.gather, NEW.priority,
-           NEW.preemption, NEW.name))
+           NEW.preemption, NEW.name, CASE WHEN NEW.gpu_selector IS NOT NULL THEN NEW.replicas END))
     EXECUTE FUNCTION gpustackd_model_edited();

@@ -56,3 +56,24 @@ async def test_three_replicas_take_two_cards_each_of_the_six_that_were_picked(
 @pytest.mark.chaos
 async def test_the_same_fifty_times(site: Site, record: Record, tmp_path: Path) -> None:
     await three_replicas_on_six_cards(site, record, tmp_path / "logs", rounds=50)
+
+
+async def test_fewer_picked_cards_than_replicas_are_refused_with_both_numbers(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    await site.fleet(W("w1", 512, "8x48", "2/1"))
+    async with crew(site.url, tmp_path / "logs", lease=60, rescan_interval=600) as daemons:
+        await daemons.start()
+        picked = {"gpu_ids": PICKED[:3]}
+        async with site.sql.transaction():
+            model = await site.model(need=20, replicas=4, gpu_selector=picked)
+            ids = await site.instances(model, 4)
+        for row in await site.refused(ids, patience=within(5)):
+            assert "3 GPUs are selected for 4 replicas" in row["state_message"]
+        async with site.sql.transaction():
+            await site.update("models", model, replicas=3)
+            await site.delete("model_instances", ids.pop())
+        rows = await site.placed(ids, patience=within(5))
+        assert sorted(r["gpu_indexes"] for r in rows) == [[0], [1], [2]]
+        assert (await site.row("models", model))["gpu_selector"] == picked | {"gpus_per_replica": 1}
+    assert await record.broken() == []

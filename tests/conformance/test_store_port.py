@@ -303,6 +303,17 @@ async def test_a_commit_on_an_edited_or_deleted_model_is_refused(scene: Scene, r
     assert [r.code for r in await replica.commit(proposal)] == [CommitCode.LOST]
 
 
+async def test_replicas_are_part_of_the_decision_where_gpus_are_picked_and_nowhere_else(scene: Scene) -> None:
+    plain, picked = [
+        await scene.insert("models", name=n, gpu_selector=g) for n, g in (("a", None), ("b", {}))
+    ]
+    before = {r.id: r.version for r in await scene.store.models([plain, picked])}
+    for model in (plain, picked):
+        await scene.update("models", model, replicas=5)
+    after = {r.id: r.version for r in await scene.store.models([plain, picked])}
+    assert (after[plain] - before[plain], after[picked] - before[picked]) == (0, 1)
+
+
 # --- users -------------------------------------------------------------------------------------------------
 
 

@@ -135,6 +135,7 @@ async def test_an_edited_model_is_named(world: World, ear: Ear) -> None:
     for change in (
         {"backend_parameters": ["-x"]},
         {"gpu_selector": {}},
+        {"replicas": 7},  # share the picked GPUs out
         {"priority": 4},
         {"env": {"A": "1"}},
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit import custom, gguf, mindie, pool, sglang, vllm
 from gpustackd.placement.fit.rules import Rules
@@ -29,4 +30,19 @@ def rules_of(demand: Demand, compat: bool = False) -> Rules:
     make = BY_ENGINE.get(demand.engine)
     if make is None:
         raise BadRow("backend", f"models for {demand.engine} cannot be placed by this version")
-    return make(demand, compat)
+    made = make(demand, compat)
+    if not compat and not made.fixed_world:
+        _enough_picked(demand.spec)
+    return made
+
+
+def _enough_picked(spec: ModelSpec) -> None:
+    """Raises BadRow where there are fewer hand-picked GPUs than replicas, and nothing says how many each
+    takes (the peer then gives all of them to each)."""
+    ids, replicas = len(spec.gpu_ids), spec.replicas or 0
+    if 0 < ids < replicas and spec.gpu_selector is not None and not spec.gpu_selector.gpus_per_replica:
+        raise BadRow(
+            "gpu_selector.gpu_ids",
+            f"{ids} GPU{'s are' if ids > 1 else ' is'} selected for {replicas} replicas",
+            "select more of them, or set gpus_per_replica",
+        )

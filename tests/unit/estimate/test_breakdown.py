@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpustackd.domain.facts import ModelFacts
 from gpustackd.estimate.breakdown import breakdown
 from gpustackd.estimate.claim import GIB
 from tests.specs import a_model, facts, known_models
@@ -104,3 +105,9 @@ def test_adapters_are_a_part_of_their_own() -> None:
     assert found.parts["lora"] == GIB
     assert found.per_gpu is not None
     assert found.per_gpu.weights == W + GIB
+
+
+def test_the_architecture_is_named_for_models_without_dimensions_too() -> None:
+    config = {"architectures": ["Qwen3TTSForConditionalGeneration"]}
+    found = ModelFacts(4 * GIB, config=config, categories=("text_to_speech",))
+    assert breakdown(a_model(), found).architecture == "Qwen3TTSForConditionalGeneration"
