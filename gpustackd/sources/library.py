@@ -93,7 +93,7 @@ class Library:
     async def weights(self, files: Files, model_index: Any | None = None) -> contents.Weights:
         """Sizes and types of the weights, once per commit or fingerprint."""
         key = f"{files.key}/@weights{'' if model_index is None else ':pipeline'}"
-        kept = await self._from_disk(key)
+        kept = await self.kept(key)
         if kept is not None:
             with suppress(ValueError, KeyError, TypeError):
                 return contents.from_json(kept)
@@ -102,34 +102,40 @@ class Library:
             lambda: contents.read_weights(files, model_index, big=self._big),
             files.label,
         )
-        await self._to_disk(key, contents.as_json(found), PINNED_SECONDS)
+        await self.keep(key, contents.as_json(found), PINNED_SECONDS)
         return found
+
+    async def timed(self, files: Files, call: Callable[[], Awaitable[T]]) -> T:
+        """Await one step of reading these files, for as long as a step may take."""
+        return await within(self._seconds(files), call, files.label)
+
+    async def kept(self, key: str) -> bytes | None:
+        """What lies on disk under this key."""
+        cache = self._cache
+        return await self.threads.run(lambda: cache.get(key), group=GROUP) if cache else None
+
+    async def keep(self, key: str, body: bytes, seconds: float) -> None:
+        """Put it there for so long, where anything is kept on disk."""
+        if (cache := self._cache) is not None:
+            await self.threads.run(lambda: cache.put(key, body, seconds), group=GROUP)
 
     async def _open_hub(self, origin: Origin) -> Files:
         hub = self._scope if origin.source is Source.MODEL_SCOPE else self._hub
         key = f"{origin.source}:{hub.endpoint}:{origin.name}@{origin.revision or ''}/@listing"
-        listing = await self._from_disk(key)
+        listing = await self.kept(key)
         fresh = listing is None
         if listing is None:
             listing = await hub.listing(origin.name, origin.revision)
         files = hub.files(origin.name, origin.revision, listing)
         if fresh:
             pinned = bool(origin.revision and _COMMIT.fullmatch(origin.revision))
-            await self._to_disk(key, listing, PINNED_SECONDS if pinned else self._options.hub_fresh)
+            await self.keep(key, listing, PINNED_SECONDS if pinned else self._options.hub_fresh)
         if self._cache is None:
             return files
         return CachedFiles(files, self._cache, self.threads, PINNED_SECONDS)
 
     def _seconds(self, files: Files) -> float:
         return self._options.local_seconds if files.cheap else self._options.hub_seconds
-
-    async def _from_disk(self, key: str) -> bytes | None:
-        cache = self._cache
-        return await self.threads.run(lambda: cache.get(key), group=GROUP) if cache else None
-
-    async def _to_disk(self, key: str, body: bytes, seconds: float) -> None:
-        if (cache := self._cache) is not None:
-            await self.threads.run(lambda: cache.put(key, body, seconds), group=GROUP)
 
 
 async def within(seconds: float, call: Callable[[], Awaitable[T]], label: str) -> T:

@@ -20,6 +20,7 @@ from gpustackd.errors import ModelUnreadable
 from gpustackd.sources.contents import CONFIG
 from gpustackd.sources.facts_of import Parts, assemble, facts_key, wants_pipeline
 from gpustackd.sources.files import Files
+from gpustackd.sources.gguf_model import GgufModels
 from gpustackd.sources.kept import KeptFacts
 from gpustackd.sources.library import Library, ReaderOptions, within
 from gpustackd.sources.local_path import PathAbsent
@@ -29,6 +30,8 @@ from gpustackd.sources.weight_files import is_diffusers_index
 from gpustackd.sources.worker_files import Hosts, WorkerFiles
 
 ON_WORKERS = "on workers"
+HEADER_ENTRY = 512
+"""Bytes that one tensor of a GGUF header is taken to need in memory."""
 
 
 class GgufHeaders(Protocol):
@@ -54,7 +57,7 @@ class Reader:
         self._options = options or ReaderOptions()
         self._hosts = hosts or (lambda _: Hosts())
         self._known_size = known_size or (lambda _: None)
-        self._gguf = gguf
+        self._gguf = gguf or GgufModels()
         self._clock = clock
         self._library = Library(self._options, wall)
         self._workers = WorkerFiles(
@@ -248,12 +251,10 @@ class Reader:
         await _caught(in_time)
 
     async def _read_gguf(self, spec: ModelSpec, key: object, origin: Origin) -> ModelFacts:
-        if self._gguf is None:
-            raise ModelUnreadable("gguf", "GGUF models are not read by this build")
         facts = await self._gguf(spec, origin, self._library)
         local = spec.source is Source.LOCAL_PATH
         fresh = self._options.local_fresh if local else self._options.hub_fresh
-        self._kept.keep(key, facts, "gguf", fresh, 0)
+        self._kept.keep(key, facts, "gguf", fresh, HEADER_ENTRY * len(facts.gguf.tensors))
         return facts
 
     def _without_listing(self, spec: ModelSpec, e: ModelUnreadable) -> Parts:

@@ -1,0 +1,184 @@
+"""Reads what a GGUF model says of itself, and what is loaded beside it: the reader's `GgufHeaders`.
+
+A model's own header has to be readable. A projector, a draft model or an adapter that is not counts nothing,
+and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+
+import anyio
+
+from gpustackd.domain import backend_parameters
+from gpustackd.domain.backend_parameters import BackendParameters
+from gpustackd.domain.facts import ModelFacts
+from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.model_spec import ModelSpec, Source
+from gpustackd.errors import BadRow, ModelUnreadable
+from gpustackd.estimate.gguf.classify import categories_of, not_a_model
+from gpustackd.estimate.gguf.need import header_digest
+from gpustackd.sources.files import Files
+from gpustackd.sources.gguf_files import AT_ONCE, SUFFIX, GgufReading, named
+from gpustackd.sources.library import Library
+from gpustackd.sources.local_path import PathAbsent
+from gpustackd.sources.origin import Origin, adapter_origins, draft_origin
+
+PROJECTOR = ("mmproj", "mm")
+DRAFT = ("model-draft", "md", "spec-draft-model")
+ADAPTERS = ("lora", "lora-scaled", "control-vector", "control-vector-scaled")
+
+
+class GgufModels:
+    """One per reader."""
+
+    def __init__(self) -> None:
+        self._places = anyio.Semaphore(AT_ONCE)
+
+    async def __call__(self, spec: ModelSpec, origin: Origin, library: Library) -> ModelFacts:
+        """Facts of one model. Raise ModelUnreadable where its header cannot be read, or is no model's."""
+        reading = GgufReading(library, self._places)
+        files, name, said = await _opened(spec.weight_file or "", origin, library)
+        header = await reading.model(files, name)
+        if (why := not_a_model(header)) is not None:
+            raise ModelUnreadable("not_a_model", f"{files.label}/{name}: {why}", "name the model's own file")
+        beside = _Beside(spec, origin, files, name, library, reading)
+        header = await beside.added_to(header)
+        warnings = (*said, *header.warnings, *beside.warnings)
+        categories = spec.categories or categories_of(header)
+        told = f"{header_digest(header)}|{categories}|{warnings}"
+        return ModelFacts(
+            weight_bytes=header.file_bytes,
+            gguf=header,
+            categories=categories,
+            warnings=warnings,
+            digest=sha256(told.encode()).hexdigest(),
+        )
+
+
+async def _opened(wanted: str, origin: Origin, library: Library) -> tuple[Files, str, tuple[str, ...]]:
+    """The listing that a file is in, the file's name there, and what was assumed."""
+    if origin.source is not Source.LOCAL_PATH:
+        files = await library.open(origin)
+        name, said = named(files.sizes, wanted, files.label)
+        return files, name, said
+    folder, _, name = origin.name.rpartition("/")
+    if not origin.name.startswith("/"):
+        raise ModelUnreadable(
+            "bad_path", f"local_path {origin.name!r} is not absolute", "give the path from the root on"
+        )
+    try:
+        files = await library.open(Origin(Source.LOCAL_PATH, folder or "/"))
+    except PathAbsent as e:
+        raise PathAbsent(e.code, e.problem, _HERE, retryable=True) from None
+    if name not in files.sizes:
+        raise PathAbsent("path_absent", f"{origin.name} is no file on this host", _HERE, retryable=True)
+    return files, name, ()
+
+
+_HERE = "the header of a GGUF file is read on this host: make the path readable here, or name a hub"
+
+
+class _Beside:
+    """What is loaded beside one model. `warnings` says what is not counted."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        origin: Origin,
+        files: Files,
+        name: str,
+        library: Library,
+        reading: GgufReading,
+    ) -> None:
+        self._spec = spec
+        self._origin = origin
+        self._files = files
+        self._folder = name.rpartition("/")[0]
+        self._library = library
+        self._reading = reading
+        self.warnings: list[str] = []
+
+    async def added_to(self, header: GgufFacts) -> GgufFacts:
+        """The header with its projector, its draft model and its adapters."""
+        flags = self._flags()
+        projector = draft = None
+        if (wanted := self._projector(flags)) is not None:
+            projector = await self._read("projector", wanted)
+        if (wanted := flags.text(*DRAFT) or draft_origin(self._spec)) is not None:
+            draft = await self._read("draft model", wanted)
+            if draft is not None and (why := not_a_model(draft)) is not None:
+                self.warnings.append(f"draft model {wanted} is not counted: {why}")
+                draft = None
+        adapters = [await self._read("adapter", wanted) for wanted in self._adapters(flags)]
+        if projector is None and draft is None and not adapters:
+            return header
+        return replace(
+            header,
+            projector=projector,
+            draft=draft,
+            adapters=tuple(a for a in adapters if a is not None),
+        )
+
+    def _flags(self) -> BackendParameters:
+        try:
+            return backend_parameters.parse(self._spec.backend_parameters)
+        except BadRow:  # the estimate refuses the row and says so
+            return BackendParameters()
+
+    def _projector(self, flags: BackendParameters) -> str | Origin | None:
+        """A file that is named; else, of a hub's repository, the last one that is called so (the one that is
+        downloaded)."""
+        if flags.flag("no-mmproj"):
+            return None
+        if (wanted := flags.text(*PROJECTOR)) is not None:
+            return wanted
+        if self._origin.source is Source.LOCAL_PATH:
+            return None
+        return max((n for n in self._files.sizes if _is_projector(n)), default=None)
+
+    def _adapters(self, flags: BackendParameters) -> Iterator[str | Origin]:
+        for raw in flags.values(*ADAPTERS):
+            for part in raw.split(","):
+                path, colon, scale = part.rpartition(":")
+                yield path if colon and _is_number(scale) else part
+        yield from adapter_origins(self._spec)
+
+    async def _read(self, what: str, wanted: str | Origin) -> GgufFacts | None:
+        shown = wanted if isinstance(wanted, str) else wanted.name
+        try:
+            files, name = await self._place(wanted)
+            return await self._reading.model(files, name)
+        except ModelUnreadable as e:
+            self.warnings.append(f"{what} {shown[:200]} is not counted: {e.problem}")
+            return None
+
+    async def _place(self, wanted: str | Origin) -> tuple[Files, str]:
+        if isinstance(wanted, Origin) and wanted.source is not Source.LOCAL_PATH:
+            # a file in a repository may be written as one path: owner/name/file.gguf
+            owner, _, rest = wanted.name.partition("/")
+            repo, _, inside = rest.partition("/")
+            files = await self._library.open(replace(wanted, name=f"{owner}/{repo}" if repo else owner))
+            return files, named(files.sizes, inside or f"*{SUFFIX}", files.label)[0]
+        path = wanted if isinstance(wanted, str) else wanted.name
+        if path.startswith("/"):
+            files, name, _ = await _opened(path, Origin(Source.LOCAL_PATH, path), self._library)
+            return files, name
+        # a bare name lies beside the model
+        beside = f"{self._folder}/{path}" if self._folder else path
+        name = beside if beside in self._files.sizes else path
+        return self._files, named(self._files.sizes, name, self._files.label)[0]
+
+
+def _is_projector(name: str) -> bool:
+    return name.endswith(SUFFIX) and "mmproj" in name.rpartition("/")[2]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
