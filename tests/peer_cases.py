@@ -173,7 +173,8 @@ class Captured:
 @lru_cache(maxsize=64)
 def _levels(name: str) -> tuple[Level, ...]:
     folder = Path(os.environ.get("GPUSTACKD_PEER_FIXTURES") or HERE)
-    captured = _estimates(folder / "gguf-estimates.json")[name]
+    files = [path / "gguf-estimates.json" for path in (folder, HERE)]
+    captured = next(found[name] for f in files if f.exists() and name in (found := _estimates(f)))
     return tuple(
         Level(
             n,

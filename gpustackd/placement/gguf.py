@@ -1,10 +1,18 @@
-"""The ladder for GGUF models: one GPU, several GPUs of one worker, several workers, partial offload, CPU."""
+"""The ladder for GGUF models: one GPU, several GPUs of one worker, several workers, partial offload, CPU.
+
+The peer's ladder serves compatibility mode. Hand-picked GPUs have one step for all of it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpustackd.errors import BadRow
 from gpustackd.placement import gguf_peer
+from gpustackd.placement.fit.gguf_plan import Planner
+from gpustackd.placement.gguf_over_workers import LayersOverWorkers
+from gpustackd.placement.gguf_picked import PickedGpus
+from gpustackd.placement.gguf_tiers import AllOnOneGpu, AllOnOneWorker, NoneOnGpus, SomeOnOneWorker
 
 if TYPE_CHECKING:
     from gpustackd.placement.engine_steps import EngineStep
@@ -12,7 +20,24 @@ if TYPE_CHECKING:
 
 
 def ladder(search: Search) -> tuple[EngineStep, ...]:
-    """The steps for one demand, in the order of the spec."""
+    """The steps for one demand, in the order of the spec; those that its flags rule out are left out."""
     if search.rules.compat:
         return gguf_peer.ladder(search)
-    return ()
+    asked = search.rules.gguf
+    if asked is None:
+        raise BadRow("source", "is no GGUF model")
+    planner = Planner(asked)
+    if search.demand.spec.gpu_ids:
+        return (PickedGpus(search, planner),)
+    steps: list[EngineStep] = []
+    if asked.whole and not asked.split:
+        steps.append(AllOnOneGpu(search, planner))
+    if asked.whole and not asked.image:
+        steps.append(AllOnOneWorker(search, planner))
+    if search.rules.distributed and not asked.image and asked.layers != 0:
+        steps.append(LayersOverWorkers(search, planner))
+    if asked.partial:
+        steps.append(SomeOnOneWorker(search, planner))
+    if asked.host_only:
+        steps.append(NoneOnGpus(search, planner))
+    return tuple(steps)

@@ -87,7 +87,7 @@ class HandPicked:
     def reasons(self) -> list[Reason]:
         """Why the selection does not serve, most telling first."""
         selection, found = self.look(0)
-        reasons = self._unreachable(selection)
+        reasons = self.unreachable(selection)
         if self.heterogeneous():
             kinds = ", ".join(sorted({g.type for g in self.spec.gpu_ids}))
             text = (
@@ -102,7 +102,8 @@ class HandPicked:
             reasons.append(self._too_few(cards))
         return reasons
 
-    def _unreachable(self, selection: Selection) -> list[Reason]:
+    def unreachable(self, selection: Selection) -> list[Reason]:
+        """Selected GPUs that cannot be looked at, and what is in the way of each."""
         fleet = self.search.fleet
         reasons: list[Reason] = []
         for w, gpus in selection.dropped.items():

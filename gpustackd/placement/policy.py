@@ -42,12 +42,14 @@ class Policy:
     """Registered inference backends; None = nothing is known, so no worker is dropped for its runtime."""
     catalogue: Catalogue | None = None
     """Images of engines; None = the packaged ones."""
+    rpc_ram: int = 512 * 2**20
+    """Bytes of RAM booked for every process that serves a GPU to another worker (GGUF)."""
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What kept results depend on; files, paths and pools are looked at anew in every decision."""
         return (self.strategy, self.placement_max, self.locality_max, self.commit_check, self.compat,
-                self.prefer, self.backends, self.catalogue)  # fmt: skip
+                self.prefer, self.backends, self.catalogue, self.rpc_ram)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

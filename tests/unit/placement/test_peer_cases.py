@@ -89,7 +89,7 @@ def _picked_addresses(theirs: list[dict[str, Any]], found: list[dict[str, Any]])
 
 @pytest.mark.parametrize("case", CASES, ids=[c["id"] for c in CASES])
 def test_the_same_candidates_with_the_same_claims(case):
-    found, scores, wanted = ours(case)
+    found, scores, _ = ours(case)
     theirs = said(case)
     if case["model"].get("gpu_selector"):
         _picked_addresses(theirs, found)

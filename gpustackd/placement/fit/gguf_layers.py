@@ -1,0 +1,123 @@
+"""Layers of a GGUF model on devices, by what each adds to the device that runs it. Sizes in bytes.
+
+Layers lie in their order on devices in theirs: each device runs neighbours. So the layers from `start` on fit
+exactly where it works to give each device in turn as many as it holds, and the most layers fit where the
+devices are filled from the last one back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class Layers:
+    """`adds`: one size per layer, the output last."""
+
+    def __init__(self, adds: Sequence[int]) -> None:
+        self.count = len(adds)
+        self.least = min(adds, default=0)
+        self._sums = [0]
+        for size in adds:
+            self._sums.append(self._sums[-1] + size)
+
+    def held(self, start: int, end: int) -> int:
+        """What layers `start` … `end` - 1 take."""
+        return self._sums[end] - self._sums[start]
+
+    def forward(self, start: int, room: int) -> int:
+        """The end of the longest run from `start` that fits."""
+        return (
+            max(start, bisect_right(self._sums, self._sums[start] + room, start) - 1) if room >= 0 else start
+        )
+
+    def backward(self, end: int, room: int) -> int:
+        """The start of the longest run up to `end` that fits."""
+        return bisect_left(self._sums, self._sums[end] - room, 0, end + 1) if room >= 0 else end
+
+    # -- every device takes part ---------------------------------------------------------------------------
+
+    def filled(self, start: int, rooms: Sequence[int]) -> tuple[int, ...] | None:
+        """Layers of each device when the first ones take all they hold, at least one each; None where the
+        layers from `start` on do not fit."""
+        counts = []
+        at = start
+        for behind, room in zip(range(len(rooms) - 1, 0, -1), rooms, strict=False):
+            end = min(self.forward(at, room), self.count - behind)
+            if end <= at:
+                return None
+            counts.append(end - at)
+            at = end
+        if at >= self.count or self.held(at, self.count) > rooms[-1]:
+            return None
+        return (*counts, self.count - at)
+
+    def balanced(
+        self, start: int, free: Sequence[int], rest: Sequence[int], rounds: int = 8
+    ) -> tuple[int, ...] | None:
+        """Layers of each device with the fullest device as empty as can be; `rest` is what a device takes
+        beside its layers. None where they do not fit."""
+        best = self.filled(start, [f - r for f, r in zip(free, rest, strict=True)])
+        total = sum(free)
+        if best is None or total <= 0:
+            return best
+        low, high = (self.held(start, self.count) + sum(rest)) / total, 1.0
+        for _ in range(rounds):
+            middle = (low + high) / 2
+            found = self.filled(start, [int(f * middle) - r for f, r in zip(free, rest, strict=True)])
+            if found is None:
+                low = middle
+            else:
+                best, high = found, middle
+        return best
+
+    def deepest(self, rooms: Sequence[int]) -> int:
+        """How many layers, counted from the last, the devices hold together, each at least one; 0 where one
+        holds none."""
+        at = self.count
+        for n, room in zip(range(len(rooms), 0, -1), reversed(rooms), strict=True):
+            start = max(self.backward(at, room), n - 1)
+            if start >= at:
+                return 0
+            at = start
+        return self.count - at
+
+    # -- some of the devices do ------------------------------------------------------------------------------
+
+    def chosen(
+        self, start: int, free: Sequence[int], rests: tuple[int, int, int], count: int
+    ) -> tuple[int, ...] | None:
+        """So many of the devices, in their order, that hold the layers from `start` on; None where no choice
+        does. `rests`: what the first, an inner, and the last device take beside layers.
+
+        To have come further with the same number of devices is never worse, so that one best way per number
+        is kept from device to device.
+        """
+        reached: list[tuple[int, tuple[int, ...]] | None] = [None] * (count + 1)
+        reached[0] = (start, ())
+        for j, size in enumerate(free):
+            for c in range(min(j, count - 1), -1, -1):
+                before = reached[c]
+                if before is None:
+                    continue
+                rest = rests[0] if c == 0 else rests[2] if c == count - 1 else rests[1]
+                end = min(self.forward(before[0], size - rest), self.count - (count - 1 - c))
+                known = reached[c + 1]
+                if end > before[0] and (known is None or end > known[0]):
+                    reached[c + 1] = (end, (*before[1], j))
+        last = reached[count]
+        return last[1] if last is not None and last[0] == self.count else None
+
+
+def shared_out(shares: Sequence[float], layers: int) -> tuple[int, ...]:
+    """Layers of each device by `--tensor-split`: of A layers the t-th goes to the first device whose
+    cumulative share exceeds t / A, in 32-bit arithmetic as in llama.cpp."""
+    if not layers:
+        return (0,) * len(shares)
+    bounds = np.add.accumulate(np.array(shares, np.float32), dtype=np.float32)
+    bounds = bounds / bounds[-1]
+    steps = np.arange(layers, dtype=np.float32) / np.float32(layers)
+    places = np.minimum(np.searchsorted(bounds, steps, side="right"), len(shares) - 1)
+    return tuple(np.bincount(places, minlength=len(shares)).tolist())

@@ -1,0 +1,296 @@
+"""How a GGUF model is divided over given devices: a fill by layers, then held against the exact sizes.
+
+What a device takes beside its layers (buffers, allowance) hardly depends on how many these are, but on its
+place: first, inner, last. It is read from a few exact sizes; the plan that follows from it is sized exactly,
+and made again with what was missing where it does not hold. So no set of devices is tried twice, and none
+for its own sake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from gpustackd.domain.fleet import Ints
+from gpustackd.domain.gguf_levels import Level, Share
+from gpustackd.placement.fit.gguf import MOST_DEVICES, Gguf
+from gpustackd.placement.fit.gguf_layers import Layers, shared_out
+
+Room: TypeAlias = tuple[int, bool]
+"""Free bytes of a device, and whether it takes its memory from the host's."""
+Rests: TypeAlias = tuple[int, int, int]
+"""What the first, an inner and the last device take beside layers."""
+
+ROUNDS = 4
+BUDGET = 5000
+"""Exact sizes that one decision may ask for; a search that needs more ends with what it has."""
+KEPT = 4096
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A division that holds; `counts` are layers per device, the output among the last one's."""
+
+    level: Level
+    counts: tuple[int, ...]
+    claims: tuple[int, ...]
+
+    @property
+    def layers(self) -> int:
+        return self.level.offload_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """Which of the devices offered take part, by their position, and the plan for them."""
+
+    taken: tuple[int, ...]
+    plan: Plan
+
+
+class Planner:
+    """Plans for one model. Pure but for what it keeps: equal questions have equal answers."""
+
+    def __init__(self, asked: Gguf) -> None:
+        self.asked = asked
+        self.layers = Layers(asked.sizes.layer_bytes)
+        self.questions = 0
+        """Exact sizes asked for since the last `begin`."""
+        self.exhausted = False
+        """Whether a search had to end for the budget."""
+        self._rests: dict[tuple[int, bool, bool], Rests] = {}
+        self._kept: dict[object, object] = {}
+
+    def begin(self) -> None:
+        """A new decision: the budget is whole again."""
+        self.questions = 0
+        self.exhausted = False
+
+    @property
+    def total(self) -> int:
+        return self.asked.total
+
+    # -- one device ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def alone(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """By level on one device: VRAM of its own, VRAM of the host's; RAM beside the one and the other."""
+        levels = self.asked.sizes.levels()
+        shares = [x.devices[0] if x.devices else Share(0, 0, 0) for x in levels]
+        columns = (
+            [s.vram for s in shares],
+            [s.unified for s in shares],
+            [x.ram for x in levels],
+            [x.ram_unified for x in levels],
+        )
+        own, unified, ram, ram_unified = (np.array(c, np.int64) for c in columns)
+        return own, unified, ram, ram_unified
+
+    # -- several devices -------------------------------------------------------------------------------------
+
+    def divided(self, rooms: Sequence[Room], level: int) -> Plan | None:
+        """All of these devices hold so many layers together; None where they do not."""
+        return self._keep(("divided", tuple(rooms), level), lambda: self._divided(rooms, level))
+
+    def fewest(
+        self, rooms: Sequence[Room], order: Sequence[int], level: int, most: int = 0
+    ) -> Choosing | None:
+        """As few of these devices as hold so many layers, those earlier in `order` before others where it can
+        be; at most `most` (0 = all of them)."""
+        key = ("fewest", tuple(rooms), tuple(order), level, most)
+        return self._keep(key, lambda: self._fewest(rooms, order, level, most or len(rooms)))
+
+    def exactly(self, rooms: Sequence[Room], order: Sequence[int], level: int, count: int) -> Choosing | None:
+        """The same with a number of devices."""
+        if self.asked.split:
+            return self._given(rooms, level) if count == len(self.asked.split) else None
+        first = tuple(sorted(order[:count]))
+        plan = self.divided([rooms[i] for i in first], level)
+        if plan is not None:
+            return Choosing(first, plan)
+        if count == len(rooms) or not self._could_hold(rooms, order[:count], level):
+            return None
+        rests = self.rests(count, level, unified=any(u for _, u in rooms))
+        free = [f for f, _ in rooms]
+        taken = self.layers.chosen(self.total - level, free, rests, count)
+        plan = self.divided([rooms[i] for i in taken], level) if taken else None
+        return Choosing(taken, plan) if taken and plan else None
+
+    def deepest(self, rooms: Sequence[Room], order: Sequence[int]) -> Choosing | None:
+        """The devices, as few as can be, that hold the most layers (not all of them) together."""
+        key = ("deepest", tuple(rooms), tuple(order))
+        return self._keep(key, lambda: self._deepest(rooms, order))
+
+    def needed(self, level: int) -> int:
+        """Bytes that so many layers take on devices whatever their division, buffers not counted."""
+        return self.layers.held(self.total - level, self.total)
+
+    def at_most(self, size: int) -> int:
+        """Layers that devices with so many bytes together can hold, whatever they are."""
+        return self.total - self.layers.backward(self.total, size)
+
+    def rests(self, count: int, level: int, *, unified: bool) -> Rests:
+        """What each of `count` devices takes beside its layers, at least about."""
+        full = level == self.total
+        parts = min(count, 3)
+        key = (parts, full, unified)
+        found = self._rests.get(key)
+        if found is None:
+            # the same question whatever level was asked about first, so that answers do not depend on that
+            probe = self.total if full else max(parts, min(self.total // 2, self.total - 1))
+            even = [probe // parts + (n < probe % parts) for n in range(parts)]
+            shares = self.exact(probe, tuple(even)).devices
+            ends = np.cumsum([self.total - probe, *even]).tolist()
+            over = [
+                max(0, (s.unified if unified else s.vram) - self.layers.held(a, b))
+                for s, a, b in zip(shares, ends, ends[1:], strict=False)
+            ]
+            found = self._rests[key] = (over[0], over[1] if parts == 3 else over[-1], over[-1])
+        return found
+
+    def exact(self, level: int, counts: tuple[int, ...]) -> Level:
+        """The sizes themselves."""
+        self.questions += 1
+        return self.asked.sizes.level(level, tuple(map(float, counts)))
+
+    # -- the work --------------------------------------------------------------------------------------------
+
+    def _keep(self, key: object, make: Callable[[], T]) -> T:
+        if key in self._kept:
+            return self._kept[key]  # type: ignore[return-value]
+        found = make()
+        if not self.exhausted:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
+
+    def _spent(self) -> bool:
+        if self.questions >= BUDGET:
+            self.exhausted = True
+        return self.exhausted
+
+    def _divided(self, rooms: Sequence[Room], level: int) -> Plan | None:
+        count = len(rooms)
+        if count > MOST_DEVICES or level < count:
+            return None
+        free = [f for f, _ in rooms]
+        if sum(free) < self.needed(level):
+            return None
+        if count == 1:
+            return self._alone(rooms[0], level)
+        if self.asked.split:
+            given = self._given(rooms, level)
+            return given.plan if given is not None and len(given.taken) == count else None
+        own, pooled = self.rests(count, level, unified=False), self.rests(count, level, unified=True)
+        rest = [(pooled if u else own)[_place(n, count)] for n, (_, u) in enumerate(rooms)]
+        start = self.total - level
+        for _ in range(ROUNDS):
+            counts = self.layers.balanced(start, free, rest)
+            if counts is None or self._spent():
+                return None
+            found = self.exact(level, counts)
+            claims = tuple(s.unified if u else s.vram for s, (_, u) in zip(found.devices, rooms, strict=True))
+            if all(c <= f for c, f in zip(claims, free, strict=True)):
+                return Plan(found, counts, claims)
+            at = start
+            for n, (claim, layers) in enumerate(zip(claims, counts, strict=True)):
+                rest[n] = max(rest[n], claim - self.layers.held(at, at + layers))
+                at += layers
+        return None
+
+    def _alone(self, room: Room, level: int) -> Plan | None:
+        free, unified = room
+        claim = int(self.alone[unified][level])
+        if claim > free:
+            return None
+        return Plan(self.asked.sizes.levels()[level], (level,), (claim,))
+
+    def _given(self, rooms: Sequence[Room], level: int) -> Choosing | None:
+        """The shares that a flag gives, on devices in their order that hold them."""
+        counts = shared_out(self.asked.split, level)
+        if self._spent():
+            return None
+        found = self.exact(level, counts)
+        taken: list[int] = []
+        claims: list[int] = []
+        for n, (free, unified) in enumerate(rooms):
+            if len(taken) == len(counts):
+                break
+            share = found.devices[len(taken)]
+            claim = share.unified if unified else share.vram
+            if claim <= free:
+                taken.append(n)
+                claims.append(claim)
+        if len(taken) < len(counts):
+            return None
+        return Choosing(tuple(taken), Plan(found, counts, tuple(claims)))
+
+    def _could_hold(self, rooms: Sequence[Room], some: Sequence[int], level: int) -> bool:
+        return sum(rooms[i][0] for i in some) >= self.needed(level)
+
+    def _fewest(self, rooms: Sequence[Room], order: Sequence[int], level: int, most: int) -> Choosing | None:
+        if self.asked.split:
+            return self._given(rooms, level)
+        for count in range(2, min(most, len(rooms), MOST_DEVICES, level) + 1):
+            if self._could_hold(rooms, order[:count], level):
+                found = self.exactly(rooms, order, level, count)
+                if found is not None:
+                    return found
+        return None
+
+    def _deepest(self, rooms: Sequence[Room], order: Sequence[int]) -> Choosing | None:
+        most = self.total - 1
+        if self.asked.split:
+            return self._deepest_given(rooms, most)
+        taken = sorted(order[:MOST_DEVICES])
+        level = self._reach(rooms, taken, most)
+        if not level:
+            taken = sorted(self._useful(rooms, taken))
+            level = self._reach(rooms, taken, most)
+        for i in reversed(order):
+            fewer = [x for x in taken if x != i]
+            if i in taken and len(fewer) > 1 and self._reach(rooms, fewer, most) >= level:
+                taken = fewer
+        while level >= max(len(taken), 1):
+            plan = self.divided([rooms[i] for i in taken], level)
+            if plan is not None:
+                return Choosing(tuple(taken), plan)
+            level -= 1
+        return None
+
+    def _reach(self, rooms: Sequence[Room], taken: Sequence[int], most: int) -> int:
+        """How many layers these devices hold, by what they take at least."""
+        count = len(taken)
+        if not 1 < count <= most:
+            return 0
+        own, pooled = (self.rests(count, max(most // 2, count), unified=u) for u in (False, True))
+        free = [rooms[i][0] - (pooled if rooms[i][1] else own)[_place(n, count)] for n, i in enumerate(taken)]
+        return min(self.layers.deepest(free), most)
+
+    def _useful(self, rooms: Sequence[Room], taken: Sequence[int]) -> list[int]:
+        """Those that hold a layer at all."""
+        own, pooled = (self.rests(3, self.total // 2, unified=u)[1] for u in (False, True))
+        return [i for i in taken if rooms[i][0] >= (pooled if rooms[i][1] else own) + self.layers.least]
+
+    def _deepest_given(self, rooms: Sequence[Room], most: int) -> Choosing | None:
+        best: Choosing | None = None
+        low, high = len(self.asked.split), most
+        while low <= high:
+            middle = (low + high) // 2
+            found = self._given(rooms, middle)
+            if found is None:
+                high = middle - 1
+            else:
+                best, low = found, middle + 1
+        return best
+
+
+def _place(n: int, count: int) -> int:
+    return 0 if n == 0 else 2 if n == count - 1 else 1

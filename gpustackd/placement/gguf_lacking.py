@@ -1,0 +1,210 @@
+"""What is missing for a GGUF model: for each step the nearest place, what binds there, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpustackd.domain.fleet import Ints
+from gpustackd.domain.outcome import Reason
+from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.fit.gguf import MOST_DEVICES
+from gpustackd.placement.fit.seat import Choice
+from gpustackd.placement.names import gib, gib_number, some
+
+if TYPE_CHECKING:
+    from gpustackd.placement.gguf_over_workers import LayersOverWorkers
+    from gpustackd.placement.gguf_tiers import AllOnOneGpu, AllOnOneWorker, NoneOnGpus, SomeOnOneWorker
+
+SHOWN = 3
+
+
+def one_gpu(step: AllOnOneGpu, rows: Ints) -> list[Reason]:
+    """The largest free GPU against the whole model."""
+    fleet = step.fleet
+    found = step.search.cards(rows)
+    reasons: list[Reason] = []
+    present = np.any(fleet.gpu_id[rows] != 0, axis=1)
+    if not present.all():
+        count = int(np.count_nonzero(~present))
+        reasons.append(_fit("no_gpu", f"{workers(count)} {_have(count)} no GPU", workers=count))
+    shut = present & ~found.usable.any(axis=1)
+    if shut.any():
+        count = int(np.count_nonzero(shut))
+        text = f"{workers(count)} {_have(count)} no usable GPU (closed, of unknown memory, or over-committed)"
+        reasons.append(_fit("no_usable_gpu", text, workers=count))
+    if not found.usable.any():
+        return reasons
+    fits, claim, ram = step.fitting(found)
+    free = np.where(found.usable, found.free, -1)
+    r, s = np.unravel_index(int(np.argmax(free)), free.shape)
+    name, need = _gpu(step, rows, int(r), int(s)), int(claim[r, s])
+    text = f"one GPU: all {step.asked.total} layers need {gib(need)} and {gib(int(ram[r]))} of RAM; "
+    text += (
+        f"the largest free GPU is {name}: {gib(int(free[r, s]))} free, with {gib(int(found.ram[r]))} of RAM"
+    )
+    params: dict[str, Any] = {
+        "gpu": name, "need_bytes": need, "free_bytes": int(free[r, s]), "need_ram_bytes": int(ram[r]),
+        "free_ram_bytes": int(found.ram[r]), "total_layers": step.asked.total,
+    }  # fmt: skip
+    large = np.any(found.usable & (claim <= found.free), axis=1)
+    if large.any() and not fits.any():
+        params["ram_short"] = int(np.count_nonzero(large))
+        text += f"; {workers(params['ram_short'])} {_have(params['ram_short'])} the GPU but not the RAM"
+    return [*reasons, _fit("one_gpu", text, **params)]
+
+
+def one_worker(step: AllOnOneWorker, rows: Ints) -> list[Reason]:
+    """The worker whose GPUs offer most together."""
+    found = step.search.cards(rows)
+    best: tuple[int, int, list[int]] | None = None
+    for r in range(len(rows)):
+        for slots in step.groups(found, r):
+            offer = int(found.free[r, slots].sum())
+            if len(slots) > 1 and (best is None or offer > best[0]):
+                best = (offer, r, slots)
+    if best is None:
+        return [_fit("no_pair", "several GPUs: no worker has two usable GPUs of one type")]
+    offer, r, slots = best
+    need = _need(step, len(slots))
+    name, ram = step.fleet.row(int(rows[r])).name, int(found.ram[r])
+    text = f"several GPUs of one worker: {gib(need)} are needed on {len(slots)}; the most is free on {name}: "
+    text += f"{gib(offer)} on {len(slots)} GPUs, with {gib(ram)} of RAM"
+    params: dict[str, Any] = {
+        "worker": name, "need_bytes": need, "free_bytes": offer, "gpus": len(slots), "free_ram_bytes": ram,
+    }  # fmt: skip
+    if offer >= need:
+        rooms, order = step.rooms(found, r, slots), step.order(found, r, slots)
+        choosing = step.planner.fewest(rooms, order, step.asked.total)
+        if choosing is None:
+            text += "; layers are whole, and no division of them fits"
+            params["indivisible"] = True
+        else:
+            level = choosing.plan.level
+            ram_need = level.ram_unified if found.unified[r] else level.ram
+            text += f"; {gib(ram_need)} of RAM are needed"
+            params["need_ram_bytes"] = ram_need
+    return [_fit("one_worker", text, **params)]
+
+
+def _need(step: AllOnOneWorker, count: int) -> int:
+    """VRAM that all layers take together on so many GPUs."""
+    count = min(count, MOST_DEVICES, step.asked.total)
+    first, inner, last = step.planner.rests(count, step.asked.total, unified=False)
+    return step.planner.needed(step.asked.total) + first + last + max(count - 2, 0) * inner
+
+
+def many_workers(step: LayersOverWorkers, rows: Ints) -> list[Reason]:
+    """What the largest GPUs of all workers offer together."""
+    mains, remotes = step.offered(rows)
+    least = step.least_room()
+    if not mains:
+        text = f"several workers: no GPU has the {gib(least)} free that one layer needs"
+        return [_fit("no_main", text, need_bytes=least)]
+    if not any(c.w != mains[0].w for c in remotes):
+        text = "several workers: there is no other worker with a GPU that could serve "
+        text += f"({gib(least)} for one layer, and {gib(step.remote_ram)} of RAM)"
+        return [_fit("no_remote", text, need_bytes=least, need_ram_bytes=step.remote_ram)]
+    level = step.asked.total if step.asked.layers is None else step.asked.layers
+    need = step.planner.needed(level)
+    names = list(dict.fromkeys(step.search.fleet.row(m.w).name for m in mains))
+    text = f"several workers: {level} layers need {gib(need)} and buffers; the largest {MOST_DEVICES} GPUs "
+    text += f"that an instance can use offer {gib(step.bound)} ({some(names, SHOWN)})"
+    params: dict[str, Any] = {
+        "need_bytes": need, "offer_bytes": step.bound, "most_gpus": MOST_DEVICES, "workers": len(names),
+    }  # fmt: skip
+    if step.bound >= need:
+        ram = max(m.ram for m in mains)
+        text += f"; layers are whole and do not fit, or RAM is short (at most {gib(ram)} on a main worker)"
+        params["free_ram_bytes"] = ram
+    return [_fit("many_workers", text, **params)]
+
+
+def partial(step: SomeOnOneWorker, rows: Ints) -> list[Reason]:
+    """The level that GPUs would allow, and the RAM that is short for the rest."""
+    found = step.search.cards(rows)
+    own, unified, ram_own, ram_unified = step.planner.alone
+    asked = step.asked.layers
+    free = np.where(found.usable, found.free, 0)
+    if not free.any():
+        return []
+    r, s = np.unravel_index(int(np.argmax(free)), free.shape)
+    pooled = bool(found.unified[r])
+    vram, ram = (unified, ram_unified) if pooled else (own, ram_own)
+    level = asked if asked is not None else _deepest(vram, int(free[r, s]))
+    name = _gpu(step, rows, int(r), int(s))
+    need_ram = int(ram[level]) + (int(vram[level]) if pooled else 0)
+    have = int(found.ram.max())
+    text = f"some layers on GPUs: {level} of {step.asked.total} need {gib(int(vram[level]))} and "
+    text += (
+        f"{gib(need_ram)} of RAM{' and GPU together' if pooled else ''}; {name} has {gib(int(free[r, s]))} "
+    )
+    text += f"free and {gib(int(found.ram[r]))} of RAM; the most RAM free beside a GPU is {gib(have)}"
+    if asked is not None:
+        text += "; fewer layers on GPUs need less there"
+    return [
+        _fit("partial", text, layers=level, total_layers=step.asked.total, need_bytes=int(vram[level]),
+             need_ram_bytes=need_ram, free_bytes=int(free[r, s]), free_ram_bytes=int(found.ram[r]), gpu=name)
+    ]  # fmt: skip
+
+
+def _deepest(vram: Ints, free: int) -> int:
+    fitting = np.flatnonzero(vram[:-1] <= free)
+    return int(fitting[-1]) if len(fitting) else 0
+
+
+def cpu(step: NoneOnGpus, rows: Ints) -> list[Reason]:
+    """The worker with the most RAM."""
+    ram = step.fleet.free_ram(rows)
+    at = int(np.argmax(ram))
+    need, name = int(step.need(rows)[at]), step.fleet.row(int(rows[at])).name
+    text = f"without a GPU {gib(need)} of RAM are needed; the most is free on {name}: {gib(int(ram[at]))}"
+    return [_fit("cpu", text, worker=name, need_bytes=need, free_bytes=int(ram[at]))]
+
+
+def limited(step: SomeOnOneWorker | LayersOverWorkers, found: Choice) -> Choice:
+    """The choice with its record saying how many layers it holds, and what keeps the next one out."""
+    offload = found.seats[0].offload
+    if offload is None or not found.also:
+        return found
+    first = dict(found.also[0]) | {"offload_layers": offload.layers, "total_layers": offload.total}
+    if offload.layers < offload.total and step.asked.layers is None:
+        fleet = step.search.fleet
+        rows = np.array([s.w for s in found.seats])
+        left = fleet.free_vram(rows)
+        spare = [
+            int(left[n, slot]) - claim
+            for n, seat in enumerate(found.seats)
+            for slot, claim in zip(seat.slots, seat.claims, strict=True)
+        ]
+        layers = step.planner.layers
+        at = offload.total - offload.layers
+        need = layers.held(at - 1, at) if at else 0
+        first["limit"] = (
+            f"{offload.layers} of {offload.total} layers on GPUs: the next one takes {gib(need)}, "
+            f"and no more than {gib(max(spare))} is left on any of them"
+        )
+    return replace(found, also=(first, *found.also[1:]))
+
+
+def _gpu(step: AllOnOneGpu | SomeOnOneWorker, rows: Ints, r: int, s: int) -> str:
+    fleet, w = step.fleet, int(rows[r])
+    return f"{fleet.row(w).name}:{fleet.types[int(fleet.gpu_type[w, s])]}:{int(fleet.gpu_index[w, s])}"
+
+
+def _fit(code: str, text: str, **params: Any) -> Reason:
+    for name in [n for n in params if n.endswith("_bytes")]:
+        params[name.removesuffix("_bytes") + "_gib"] = gib_number(params[name])
+    return Reason(f"fit.{code}", "fit", text, params)
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+LACKING: Mapping[str, Callable[[Any, Ints], list[Reason]]] = {
+    "one_gpu": one_gpu, "one_worker": one_worker, "partial": partial, "cpu": cpu,
+}  # fmt: skip

@@ -1,0 +1,299 @@
+"""The step for hand-picked GPUs of a GGUF model: only these, and all of them (or as many as a replica takes).
+
+On one worker they hold all layers, or some where that is allowed; on several, one worker is the main one and
+the other GPUs are served to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpustackd.domain.fleet import Ints
+from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.errors import BadRow
+from gpustackd.placement.fit.gguf import MOST_DEVICES, Gguf
+from gpustackd.placement.fit.gguf_layers import shared_out
+from gpustackd.placement.fit.gguf_plan import Choosing, Plan, Planner, Room
+from gpustackd.placement.fit.manual import Card, Selection, resolve
+from gpustackd.placement.fit.seat import Choice, Offload, Seat
+from gpustackd.placement.hand_picked import HandPicked, str_of
+from gpustackd.placement.names import gib, gib_number
+
+if TYPE_CHECKING:
+    from gpustackd.placement.search import Search
+
+
+class PickedGpus:
+    """Looks at the selected cards only; nothing is kept between decisions, they are few."""
+
+    step = "manual"
+
+    def __init__(self, search: Search, planner: Planner) -> None:
+        asked = search.rules.gguf
+        if asked is None:
+            raise BadRow("source", "is no GGUF model")
+        self.search = search
+        self.asked: Gguf = asked
+        self.planner = planner
+        self.spec = search.demand.spec
+        self.cut = False
+        """Whether the last search ended for its budget."""
+
+    @property
+    def count(self) -> int:
+        """GPUs that one replica takes."""
+        return self.search.rules.gpu_count
+
+    def choose(self, turn: int) -> Choice | None:
+        self.search.refresh()
+        self.planner.begin()
+        found = self.choices()
+        self.cut = self.planner.exhausted
+        return self.search.pick(found, turn) if found else None
+
+    def choices(self) -> list[Choice]:
+        """Every use of the selection, the whole model before a part of it; over-committed where nothing else
+        is left and that is allowed."""
+        cards = self.selection().cards
+        levels: list[int | None] = [self.asked.total] if self.asked.whole else []
+        if self.asked.partial:
+            levels.append(self.asked.layers)  # None: as many as fit
+        for level in levels:
+            found = self._on_one(cards, level) or self._over_workers(cards, level)
+            if found:
+                return [Choice(seats, self.step) for seats in found]
+        return self._over_committed(cards)
+
+    def selection(self) -> Selection:
+        return resolve(self.search.fleet, self.spec.gpu_ids, self.search.rules, self.search.bits)
+
+    # -- one worker ------------------------------------------------------------------------------------------
+
+    def _on_one(self, cards: Sequence[Card], level: int | None) -> list[tuple[Seat, ...]]:
+        found: list[tuple[Seat, ...]] = []
+        for mine in by_worker(cards):
+            if len(mine) < self.count:
+                continue
+            if self.count == 1:
+                found += [(s,) for c in mine if (s := self._on_card(c, level))]
+            else:
+                seat = self._on_cards(mine, level)
+                found += [(seat,)] if seat else []
+        if level is None and found:  # the most layers
+            best = max(s[0].offload.layers for s in found if s[0].offload)
+            found = [s for s in found if s[0].offload and s[0].offload.layers == best]
+        return found
+
+    def _on_card(self, card: Card, level: int | None) -> Seat | None:
+        own, unified, ram_own, ram_unified = self.planner.alone
+        pooled, pool = self._host(card.w)
+        vram, ram = (unified, ram_unified) if pooled else (own, ram_own)
+        for n in [level] if level is not None else range(self.asked.total - 1, 0, -1):
+            taken = int(ram[n]) + (int(vram[n]) if pooled else 0)
+            if int(vram[n]) <= card.free and taken <= pool:
+                offload = Offload(n, self.asked.total)
+                return Seat(card.w, (card.slot,), (int(vram[n]),), ram=int(ram[n]), offload=offload)
+        return None
+
+    def _on_cards(self, mine: Sequence[Card], level: int | None) -> Seat | None:
+        pooled, pool = self._host(mine[0].w)
+        rooms: list[Room] = [(c.free, pooled) for c in mine]
+        order = sorted(range(len(mine)), key=lambda i: (-mine[i].free, i))
+        if level is not None:
+            choosing = self.planner.exactly(rooms, order, level, self.count)
+        else:
+            some = sorted(order[: self.count])
+            choosing = self._most([rooms[i] for i in some])
+            mine = [mine[i] for i in some]
+        if choosing is None:
+            return None
+        plan = choosing.plan
+        ram = plan.level.ram_unified if pooled else plan.level.ram
+        if ram + (sum(plan.claims) if pooled else 0) > pool:
+            return None
+        slots = tuple(mine[i].slot for i in choosing.taken)
+        return Seat(mine[0].w, slots, plan.claims, ram=ram, offload=self._offload(plan))
+
+    def _most(self, rooms: Sequence[Room]) -> Choosing | None:
+        """The most layers, not all, that all of these hold together."""
+        for level in range(min(self.asked.total - 1, self.planner.at_most(sum(f for f, _ in rooms))), 0, -1):
+            plan = self.planner.divided(rooms, level)
+            if plan is not None:
+                return Choosing(tuple(range(len(rooms))), plan)
+        return None
+
+    def _host(self, w: int) -> tuple[bool, int]:
+        return bool(self.search.fleet.unified[w]), int(self.search.fleet.free_ram(np.array([w]))[0])
+
+    def _offload(self, plan: Plan) -> Offload:
+        return Offload(plan.layers, self.asked.total, plan.counts if len(plan.counts) > 1 else None)
+
+    # -- several workers -------------------------------------------------------------------------------------
+
+    def _over_workers(self, cards: Sequence[Card], level: int | None) -> list[tuple[Seat, ...]]:
+        """Each worker as the main one, the one with the most free first; the first that serves."""
+        groups = by_worker(cards)
+        if len(groups) < 2 or not self.spans or len(cards) < self.count:
+            return []
+        for own in groups:
+            others = sorted((c for c in cards if c.w != own[0].w), key=lambda c: -c.free)
+            missing = self.count - len(own)
+            if missing <= 0:
+                own, missing = sorted(own, key=lambda c: -c.free)[: self.count - 1], 1
+                own.sort(key=lambda c: c.index)
+            seats = self._laid(own, others[:missing], level)
+            if seats is not None:
+                return [seats]
+        return []
+
+    @property
+    def spans(self) -> bool:
+        """Selected over workers, a model is spread whatever its flag says, if it can be at all."""
+        need = self.search.demand.gguf
+        return need is not None and need.distributable and not self.asked.image
+
+    def _laid(
+        self, own: Sequence[Card], remotes: Sequence[Card], level: int | None
+    ) -> tuple[Seat, ...] | None:
+        pooled, pool = self._host(own[0].w)
+        devices = [*remotes, *own]
+        rooms = [(c.free, bool(self.search.fleet.unified[c.w])) for c in devices]
+        if level is not None:
+            plan = self.planner.divided(rooms, level)
+        else:
+            choosing = self._most(rooms)
+            plan = choosing.plan if choosing else None
+        if plan is None:
+            return None
+        ram = plan.level.ram_unified if pooled else plan.level.ram
+        claims = plan.claims[len(remotes) :]
+        if ram + (sum(claims) if pooled else 0) > pool or not self._remotes_hold(remotes, plan.claims):
+            return None
+        return self._seats(own, remotes, plan, ram)
+
+    def _seats(self, own: Sequence[Card], remotes: Sequence[Card], plan: Plan, ram: int) -> tuple[Seat, ...]:
+        slots, claims = tuple(c.slot for c in own), plan.claims[len(remotes) :]
+        main = Seat(own[0].w, slots, claims, ram=ram, offload=self._offload(plan))
+        floor = self.search.policy.rpc_ram
+        return main, *(
+            Seat(c.w, (c.slot,), (claim,), ram=floor, layers=share.layers)
+            for c, claim, share in zip(remotes, plan.claims, plan.level.devices, strict=False)
+        )
+
+    def _remotes_hold(self, remotes: Sequence[Card], claims: Sequence[int]) -> bool:
+        """Whether the workers of remote cards have the RAM for what serves them."""
+        taken: dict[int, int] = {}
+        for card, claim in zip(remotes, claims, strict=False):
+            pooled = claim if self.search.fleet.unified[card.w] else 0
+            taken[card.w] = taken.get(card.w, 0) + self.search.policy.rpc_ram + pooled
+        return all(size <= self._host(w)[1] for w, size in taken.items())
+
+    # -- more than there is ----------------------------------------------------------------------------------
+
+    def _over_committed(self, cards: Sequence[Card]) -> list[Choice]:
+        """All layers by the sizes of the cards, whatever is on them."""
+        selector = self.spec.gpu_selector
+        may = selector is not None and selector.allow_overcommit and self.search.rules.replicas <= 1
+        groups = [mine for mine in by_worker(cards) if len(mine) >= self.count]
+        if not may or not groups or not self.asked.whole or self.count > MOST_DEVICES:
+            return []
+        mine = groups[0]
+        some = sorted(sorted(mine, key=lambda c: -c.free)[: self.count], key=lambda c: c.index)
+        counts = shared_out(self.asked.split or [float(c.capacity) for c in some], self.asked.total)
+        if len(counts) != len(some):
+            return []
+        level = (
+            self.planner.exact(self.asked.total, counts) if len(some) > 1 else self.asked.sizes.levels()[-1]
+        )
+        pooled, _ = self._host(some[0].w)
+        claims = tuple(s.unified if pooled else s.vram for s in level.devices)
+        ram = level.ram_unified if pooled else level.ram
+        plan = Plan(level, counts, claims)
+        seats = self._seats(some, (), plan, ram)
+        need, free = sum(claims), sum(c.free for c in some)
+        text = f"the selected GPUs are over-committed: {gib(need)} needed, {gib(free)} free"
+        params = {
+            "need_bytes": need,
+            "free_bytes": free,
+            "need_gib": gib_number(need),
+            "free_gib": gib_number(free),
+        }
+        warning = Reason("gpu_selector.overcommit", "gpu_selector", text, params, "warning")
+        return [Choice(seats, self.step, over_commit=True, warnings=(warning,))]
+
+    # -- saying ----------------------------------------------------------------------------------------------
+
+    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
+        """Every use of the selection that does not over-commit."""
+        yield from (c.seats for c in self.choices() if not c.over_commit)
+
+    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
+        """Why the selection does not serve, most telling first."""
+        selection = self.selection()
+        reasons = HandPicked(self.search).unreachable(selection)
+        cards = selection.cards
+        if cards:
+            reasons += self._short(cards)
+        return reasons, Cure.CAPACITY | Cure.WORKER
+
+    def _short(self, cards: Sequence[Card]) -> list[Reason]:
+        if len(cards) < self.count:
+            text = f"{len(cards)} of the selected GPUs can be used, {self.count} are needed"
+            return [_reason("too_few", text, usable=len(cards), needed=self.count)]
+        if self.count > MOST_DEVICES:
+            text = f"{self.count} GPUs are selected; llama.cpp runs at most {MOST_DEVICES}"
+            return [_reason("too_many", text, selected=self.count, most=MOST_DEVICES)]
+        groups = by_worker(cards)
+        if max(map(len, groups)) < self.count and not self.spans:
+            text = "the selected GPUs lie on several workers, over which this model cannot be distributed"
+            return [_reason("scattered", text, workers=len(groups))]
+        least = self._one_layer()
+        for card in cards if self.count > 1 else ():
+            if card.free < least:
+                name = str_of(next(g for g in self.spec.gpu_ids if self._is(card, g.worker, g.type, g.index)))
+                text = f"the selected GPU {name} is too small: one layer needs {gib(least)}, "
+                text += f"{gib(card.free)} are free"
+                return [_reason("too_small", text, gpu_id=name, needs_gib=gib_number(least), need_bytes=least,
+                                free_bytes=card.free)]  # fmt: skip
+        level = self.asked.total if self.asked.layers is None else self.asked.layers
+        own, _, ram, _ = self.planner.alone
+        need = int(own[level]) if self.count == 1 else self.planner.needed(level)
+        free = sum(sorted((c.free for c in cards), reverse=True)[: self.count])
+        text = f"{level} of {self.asked.total} layers need {gib(need)} and {gib(int(ram[level]))} of RAM; "
+        text += f"the selected GPUs have {gib(free)} free"
+        params: dict[str, Any] = {
+            "need_bytes": need, "need_gib": gib_number(need), "free_bytes": free,
+            "free_gib": gib_number(free), "need_ram_bytes": int(ram[level]), "layers": level,
+            "total_layers": self.asked.total,
+        }  # fmt: skip
+        code = "memory"
+        if sum(sorted((c.capacity for c in cards), reverse=True)[: self.count]) >= need > free:
+            code = "in_use"
+            text = f"the selected GPUs are in use: {text}"
+        elif free >= need:
+            text += "; layers are whole and no division of them fits, or the worker's RAM is short"
+        return [_reason(code, text, **params)]
+
+    def _one_layer(self) -> int:
+        own, pooled = (self.planner.rests(3, self.asked.total, unified=u)[1] for u in (False, True))
+        return min(own, pooled) + self.planner.layers.least
+
+    def _is(self, card: Card, worker: str, kind: str, index: int) -> bool:
+        return (self.search.fleet.row(card.w).name, card.type, card.index) == (worker, kind, index)
+
+
+def by_worker(cards: Sequence[Card]) -> list[list[Card]]:
+    """Cards of one worker and type in the order of their indexes; the group with the most free first."""
+    groups: dict[tuple[int, str], list[Card]] = {}
+    for c in cards:
+        groups.setdefault((c.w, c.type), []).append(c)
+    for mine in groups.values():
+        mine.sort(key=lambda c: c.index)
+    return sorted(groups.values(), key=lambda mine: -sum(c.free for c in mine))
+
+
+def _reason(code: str, text: str, **params: Any) -> Reason:
+    return Reason(f"gpu_selector.{code}", "gpu_selector", text, params)

@@ -1,0 +1,359 @@
+"""Steps for GGUF models that stay on one worker: one GPU, several, some of the layers, none.
+
+Each keeps the best offer of every worker and looks again only at those that changed, as all steps do. GPUs of
+one worker are used in the order of their indexes, so that it is the same whatever the runtime makes of a list
+of visible devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.errors import BadRow
+from gpustackd.placement import gguf_lacking
+from gpustackd.placement.fit.cards import Cards
+from gpustackd.placement.fit.gguf import Gguf
+from gpustackd.placement.fit.gguf_plan import Choosing, Planner, Room
+from gpustackd.placement.fit.seat import Choice, Offload, Seat
+from gpustackd.placement.tiers import EPSILON, Floats, OneWorkerTier
+
+if TYPE_CHECKING:
+    from gpustackd.placement.search import Search
+
+
+class LayeredTier(OneWorkerTier):
+    """What the steps share: the offer of a worker is kept as a seat."""
+
+    code: ClassVar[str] = ""
+
+    def __init__(self, search: Search, planner: Planner) -> None:
+        super().__init__(search)
+        asked = search.rules.gguf
+        if asked is None:
+            raise BadRow("source", "is no GGUF model")
+        self.asked: Gguf = asked
+        self.planner = planner
+        self.offers: dict[int, Seat] = {}
+        self.cut = False
+        """Whether the last search ended for its budget."""
+
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self.offers.clear()
+
+    def hopeless(self) -> bool:
+        return False
+
+    def choose(self, turn: int) -> Choice | None:
+        self.planner.begin()
+        found = super().choose(turn)
+        self.cut = self.planner.exhausted
+        return found
+
+    def compute(self, rows: Ints, passing: Ints) -> None:
+        for w in rows.tolist():
+            self.offers.pop(w, None)
+        super().compute(rows, passing)
+
+    def keep(self, found: Cards, offers: Mapping[int, Seat]) -> None:
+        """Write down offers by row of `found`, with what the strategy thinks of their cards."""
+        if not offers:
+            return
+        rows = np.array(list(offers), np.int64)
+        claim = np.zeros((len(found.w), self.fleet.slots), np.int64)
+        ram = np.zeros((len(found.w), 1), np.int64)
+        taken: Bools = np.zeros(claim.shape, np.bool_)
+        for r, seat in offers.items():
+            slots = list(seat.slots)
+            claim[r, slots] = seat.claims
+            taken[r, slots] = True
+            ram[r] = seat.ram or 0
+        view = self.search.seats(found, claim, claim)
+        view.ram_claim = ram
+        value = self.scorer.together(self.scorer.cards(view), taken)
+        at = found.w[rows]
+        self.count[at] = [len(s.slots) for s in offers.values()]
+        self.value[at] = value[rows]
+        self.booked[at] = claim[rows].sum(axis=1)
+        self.offers.update(zip(at.tolist(), offers.values(), strict=True))
+
+    def seat(self, w: int, turn: int) -> Seat:
+        return self.offers[w]
+
+    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
+        """The offers that count, in the order of rows."""
+        self.planner.begin()
+        self.refresh()
+        mine = set(self.offering.tolist())
+        for w in rows.tolist():
+            if w in mine:
+                yield (self.seat(w, 0),)
+
+    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
+        return gguf_lacking.LACKING[self.code](self, rows), Cure.CAPACITY
+
+
+class AllOnOneGpu(LayeredTier):
+    """One GPU that holds every layer."""
+
+    step = code = "one_gpu"
+
+    def hopeless(self) -> bool:
+        own, unified, _, _ = self.planner.alone
+        return bool(min(own[-1], unified[-1]) > self.fleet.largest[0])
+
+    def look(self, rows: Ints) -> None:
+        found = self.search.cards(rows)
+        fits, claim, ram = self.fitting(found)
+        if not fits.any():
+            return
+        view = self.search.seats(found, claim, claim)
+        view.ram_claim = ram[:, None]
+        values = self.scorer.cards(view)
+        np.copyto(values, -np.inf, where=~fits)
+        top = values.max(axis=1)
+        self.count[rows] = top > -np.inf
+        self.value[rows] = top
+        self.booked[rows] = claim[:, 0]
+
+    def fitting(self, found: Cards) -> tuple[Bools, Ints, Ints]:
+        """(R, S) which cards hold the model, (R, S) what it books there, (R,) its RAM."""
+        own, unified, ram_own, ram_unified = self.planner.alone
+        claim = np.where(found.unified, unified[-1], own[-1])
+        ram = np.where(found.unified, ram_unified[-1], ram_own[-1])
+        held = np.where(found.unified, ram + claim, ram) <= found.ram
+        fits = found.usable & (claim[:, None] <= found.free) & held[:, None]
+        return fits, np.broadcast_to(claim[:, None], fits.shape), ram
+
+    def seat(self, w: int, turn: int) -> Seat:
+        found = self.search.cards(np.array([w]))
+        fits, claim, ram = self.fitting(found)
+        view = self.search.seats(found, claim, claim)
+        view.ram_claim = ram[:, None]
+        values = np.where(fits, self.scorer.cards(view), -np.inf)[0]
+        good = np.flatnonzero(values >= values.max() - EPSILON).tolist()
+        return self._seat(w, good[turn % len(good)], int(claim[0, 0]), int(ram[0]))
+
+    def _seat(self, w: int, slot: int, claim: int, ram: int) -> Seat:
+        return Seat(w, (slot,), (claim,), ram=ram, offload=Offload(self.asked.total, self.asked.total))
+
+    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
+        """Every GPU that holds the model, in the order of rows and slots."""
+        found = self.search.cards(rows)
+        fits, claim, ram = self.fitting(found)
+        for r, s in np.argwhere(fits).tolist():
+            yield (self._seat(int(rows[r]), s, int(claim[r, s]), int(ram[r])),)
+
+
+class SeveralGpus(LayeredTier):
+    """What the steps with several GPUs of one worker share: the devices that a worker offers."""
+
+    def groups(self, found: Cards, r: int) -> Iterator[list[int]]:
+        """Usable slots of one worker by GPU type, in the order of their indexes."""
+        index = self.fleet.gpu_index[found.w[r]]
+        usable = np.flatnonzero(found.usable[r] & (found.free[r] > 0)).tolist()
+        for code in sorted({int(found.type[r, s]) for s in usable}):
+            yield sorted((s for s in usable if found.type[r, s] == code), key=lambda s: int(index[s]))
+
+    def rooms(self, found: Cards, r: int, slots: Sequence[int]) -> list[Room]:
+        unified = bool(found.unified[r])
+        return [(int(found.free[r, s]), unified) for s in slots]
+
+    def order(self, found: Cards, r: int, slots: Sequence[int]) -> list[int]:
+        """Positions in `slots`: the freest first, of these the one with less on it."""
+        load = self.fleet.gpu_occupants[found.w[r]]
+        return sorted(range(len(slots)), key=lambda i: (-found.free[r, slots[i]], load[slots[i]], i))
+
+    def seated(self, found: Cards, r: int, slots: Sequence[int], choosing: Choosing | None) -> Seat | None:
+        """The seat for a plan; None where the worker's RAM does not do."""
+        if choosing is None:
+            return None
+        plan = choosing.plan
+        unified = bool(found.unified[r])
+        ram = plan.level.ram_unified if unified else plan.level.ram
+        if ram + (sum(plan.claims) if unified else 0) > found.ram[r]:
+            return None
+        split = plan.counts if len(plan.counts) > 1 else None
+        return Seat(
+            int(found.w[r]),
+            tuple(slots[i] for i in choosing.taken),
+            plan.claims,
+            ram=ram,
+            offload=Offload(plan.layers, self.asked.total, split),
+        )
+
+
+class AllOnOneWorker(SeveralGpus):
+    """As few GPUs of one worker as hold every layer."""
+
+    step = code = "one_worker"
+
+    def hopeless(self) -> bool:
+        return self.planner.needed(self.asked.total) > self.fleet.largest[1]
+
+    def look(self, rows: Ints) -> None:
+        found = self.search.cards(rows)
+        enough = np.where(found.usable, found.free, 0).sum(axis=1) >= self.planner.needed(self.asked.total)
+        offers: dict[int, Seat] = {}
+        for r in np.flatnonzero(enough).tolist():
+            best: Seat | None = None
+            for slots in self.groups(found, r):
+                seat = self._fewest(found, r, slots)
+                if seat is not None and (best is None or len(seat.slots) < len(best.slots)):
+                    best = seat
+            if best is not None:
+                offers[r] = best
+        self.keep(found, offers)
+
+    def _fewest(self, found: Cards, r: int, slots: Sequence[int]) -> Seat | None:
+        rooms, order = self.rooms(found, r, slots), self.order(found, r, slots)
+        return self.seated(found, r, slots, self.planner.fewest(rooms, order, self.asked.total))
+
+    def seat(self, w: int, turn: int) -> Seat:
+        """Of cards that are as free as the last one taken others serve too: they take turns."""
+        kept = self.offers[w]
+        if not turn or self.asked.split:
+            return kept
+        found = self.search.cards(np.array([w]))
+        slots = next(g for g in self.groups(found, 0) if kept.slots[0] in g)
+        free = {s: int(found.free[0, s]) for s in slots}
+        least = min(free[s] for s in kept.slots)
+        same = [s for s in slots if free[s] == least]
+        missing = sum(free[s] == least for s in kept.slots)
+        start = missing * (turn % max(len(same) // missing, 1))
+        taken = {s for s in kept.slots if free[s] != least} | set(same[start : start + missing])
+        mine = [s for s in slots if s in taken]
+        plan = self.planner.divided(self.rooms(found, 0, mine), self.asked.total)
+        choosing = Choosing(tuple(range(len(mine))), plan) if plan else None
+        return self.seated(found, 0, mine, choosing) or kept
+
+
+class SomeOnOneWorker(SeveralGpus):
+    """The most layers that one worker holds on its GPUs, as few as hold so many; the rest in its RAM."""
+
+    step = code = "partial"
+
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self.level = np.zeros(size, np.int32)
+        """Layers of the offer."""
+
+    def compute(self, rows: Ints, passing: Ints) -> None:
+        before = self.level[rows]
+        self.level[rows] = 0
+        super().compute(rows, passing)
+        if not np.array_equal(before, self.level[rows]):
+            self._offering = None
+
+    @property
+    def offering(self) -> Ints:
+        """Positions with the most layers, of these those with the fewest GPUs."""
+        if self._offering is None:
+            idx = self.level.nonzero()[0]
+            if len(idx):
+                idx = idx[self.level[idx] == self.level[idx].max()]
+                idx = idx[self.count[idx] == self.count[idx].min()]
+            self._offering = idx
+        return self._offering
+
+    def look(self, rows: Ints) -> None:
+        found = self.search.cards(rows)
+        alone = self.levels_alone(found)
+        offers: dict[int, Seat] = {}
+        for r in np.flatnonzero(found.usable.any(axis=1)).tolist():
+            seat = self._of(found, r, alone[r])
+            if seat is not None:
+                offers[r] = seat
+        self.keep(found, offers)
+        for r, seat in offers.items():
+            if seat.offload is not None:
+                self.level[found.w[r]] = seat.offload.layers
+
+    def levels_alone(self, found: Cards) -> Ints:
+        """(R, S) the most layers that each card holds by itself; 0 = none."""
+        own, unified, ram_own, ram_unified = self.planner.alone
+        best = np.zeros(found.free.shape, np.int64)
+        asked = self.asked.layers
+        tries = range(self.asked.total - 1, 0, -1) if asked is None else [asked]
+        for n in tries if not self.asked.split else ():
+            claim = np.where(found.unified, unified[n], own[n])
+            ram = np.where(found.unified, ram_unified[n] + unified[n], ram_own[n])
+            fits = found.usable & (claim[:, None] <= found.free) & (ram <= found.ram)[:, None]
+            np.copyto(best, n, where=fits & (best == 0))
+        return best
+
+    def _of(self, found: Cards, r: int, alone: Ints) -> Seat | None:
+        level = int(alone.max())
+        best = self._alone(found, r, int(alone.argmax()), level) if level else None
+        if level and level == self.asked.layers:
+            return best
+        for slots in self.groups(found, r):
+            offered = int(found.free[r, slots].sum())
+            if len(slots) < 2 or self.planner.at_most(offered) <= level:
+                continue
+            rooms, order = self.rooms(found, r, slots), self.order(found, r, slots)
+            if self.asked.layers is None:
+                choosing = self.planner.deepest(rooms, order)
+            else:
+                choosing = self.planner.fewest(rooms, order, self.asked.layers)
+            seat = self.seated(found, r, slots, choosing)
+            if seat is not None and choosing is not None and choosing.plan.layers > level:
+                best, level = seat, choosing.plan.layers
+        return best
+
+    def _alone(self, found: Cards, r: int, slot: int, level: int) -> Seat:
+        own, unified, ram_own, ram_unified = self.planner.alone
+        pooled = bool(found.unified[r])
+        return Seat(
+            int(found.w[r]),
+            (slot,),
+            (int((unified if pooled else own)[level]),),
+            ram=int((ram_unified if pooled else ram_own)[level]),
+            offload=Offload(level, self.asked.total),
+        )
+
+    def seat(self, w: int, turn: int) -> Seat:
+        """Where one card is taken, others that hold as many layers take turns."""
+        kept = self.offers[w]
+        if not turn or len(kept.slots) != 1 or kept.offload is None:
+            return kept
+        found = self.search.cards(np.array([w]))
+        good = np.flatnonzero(self.levels_alone(found)[0] == kept.offload.layers).tolist()
+        return replace(kept, slots=(good[turn % len(good)],)) if good else kept
+
+    def choose(self, turn: int) -> Choice | None:
+        found = super().choose(turn)
+        return None if found is None else gguf_lacking.limited(self, found)
+
+
+class NoneOnGpus(LayeredTier):
+    """No GPU: a worker with RAM for everything, of equal ones one that has no GPUs."""
+
+    step = code = "cpu"
+
+    def look(self, rows: Ints) -> None:
+        self.fleet.renew()
+        ram = self.need(rows)
+        serves = ram <= self.fleet.ram_free[rows]
+        if self.rules.by_cpu is not None:
+            serves &= self.rules.by_cpu(self.fleet, rows)
+        self.count[rows] = serves
+        self.booked[rows] = np.count_nonzero(self.fleet.gpu_id[rows] != 0, axis=1)
+
+    def need(self, rows: Ints) -> Ints:
+        """(R,) RAM of a model without GPUs."""
+        _, _, own, unified = self.planner.alone
+        need: Ints = np.where(self.fleet.unified[rows], unified[0], own[0])
+        return need
+
+    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Floats]]:
+        return self.search.rank(idx, self.value[idx], bare=True, ram_claim=int(self.planner.alone[2][0]))
+
+    def seat(self, w: int, turn: int) -> Seat:
+        return Seat(w, ram=int(self.need(np.array([w]))[0]), offload=Offload(0, self.asked.total))
