@@ -24,6 +24,7 @@ UNREACHABLE = (
     asyncio.TimeoutError,
     TimeoutError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver lost track of a connection, such as one cut amid a cancellation
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
