@@ -167,8 +167,6 @@ class Catalogue:
     def _evaluated(self, spec: ModelSpec, facts: ModelFacts) -> ModelSpec:
         """The row with what its files say filled in where it is empty; `fill` writes that down. What speaks
         against the model is told, not held against it: the engine has the last word."""
-        if spec.is_gguf:
-            return spec
         found = evaluate(spec, facts)
         for problem in found.problems:
             self._reports.event("warning", "model.doubtful", model=spec.name, reason=problem.text)

@@ -12,6 +12,7 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.estimate.categories import is_omni
 from gpustackd.estimate.claim import CUSTOM_RAM_LEAST, custom_ram, kv_cache_ram, vram_claim
+from gpustackd.estimate.gguf.need import gguf_need
 from gpustackd.estimate.mindie import mindie_claim
 from gpustackd.estimate.sequence import sequence_bytes
 
@@ -33,9 +34,12 @@ def build_demand(
     """
     categories = spec.categories or facts.categories
     engine = choose_engine(spec, categories, takes_accelerator=takes_accelerator)
+    gguf = None
     if engine is Engine.ROUTER:
         ram = role_memory or CUSTOM_RAM_LEAST
         need = Need(vram=0, ram=ram, ram_static=ram)
+    elif engine is Engine.GGUF:
+        need, gguf = gguf_need(spec, facts)
     elif engine is Engine.MINDIE:
         need = _mindie_need(spec, facts, compat=compat)
     else:
@@ -45,7 +49,7 @@ def build_demand(
     if facts.warnings:
         need = replace(need, warnings=tuple(dict.fromkeys(facts.warnings + need.warnings)))
     digest = sha256(f"{facts.digest}|{engine}|{need}".encode()).hexdigest()
-    return Demand(spec=spec, facts=facts, need=need, engine=engine, digest=digest)
+    return Demand(spec=spec, facts=facts, need=need, engine=engine, digest=digest, gguf=gguf)
 
 
 def choose_engine(spec: ModelSpec, categories: Collection[str], *, takes_accelerator: bool = True) -> Engine:

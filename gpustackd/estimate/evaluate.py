@@ -11,11 +11,13 @@ from typing import Any
 
 from gpustackd.domain import backend_parameters
 from gpustackd.domain.facts import ModelFacts
+from gpustackd.domain.gguf import GgufFacts
 from gpustackd.domain.model_spec import SKIP_EVALUATION, ModelSpec
 from gpustackd.domain.outcome import Reason
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate import categories as kinds
 from gpustackd.estimate import remote_code
+from gpustackd.estimate.gguf.classify import distributable
 from gpustackd.estimate.gpus_per_replica import gpus_per_replica
 from gpustackd.estimate.meta import NOTHING, meta_of
 
@@ -48,9 +50,11 @@ def evaluate(
     *,
     needs_remote_code: bool | None = None,
 ) -> Evaluation:
-    """Judge one non-GGUF model. `facts` None with `error` = its configuration could not be read;
+    """Judge one model. `facts` None with `error` = its configuration could not be read;
     `needs_remote_code` = its configuration class is code of its repository (None = judge by what the
     configuration says). Never raises."""
+    if spec.is_gguf:
+        return _gguf(spec, facts)
     if facts is not None and facts.is_diffusers and (not spec.categories or kinds.IMAGE in spec.categories):
         return _filled(spec, (kinds.IMAGE,), NOTHING, ())
     config = facts.config if facts is not None else NOTHING
@@ -76,6 +80,22 @@ def evaluate(
                      architectures=list(names)),
         )  # fmt: skip
     return _filled(spec, in_effect(spec, names), meta_of(names, config), problems)
+
+
+def _gguf(spec: ModelSpec, facts: ModelFacts | None) -> Evaluation:
+    """A GGUF model: its header says what it is for, and GPUs picked on several workers ask for a placement
+    over several (GGUF selector spec section 1)."""
+    writes: dict[str, Any] = {}
+    header = facts.gguf if facts is not None else None
+    categories = spec.categories
+    if not categories and facts is not None and facts.categories:
+        categories = facts.categories
+        writes["categories"] = list(categories)
+    several = len({gpu.worker for gpu in spec.gpu_ids}) > 1
+    unsaid = spec.distributed_inference_across_workers is None
+    if several and unsaid and isinstance(header, GgufFacts) and distributable(header):
+        writes["distributed_inference_across_workers"] = True
+    return Evaluation(categories, writes=MappingProxyType(writes))
 
 
 def in_effect(
