@@ -79,11 +79,12 @@ class FrameworkFilter:
     # -- keeping -----------------------------------------------------------------------------------------
 
     def keep(self, fleet: Fleet, rows: Ints) -> Bools:
-        kinds, arches = fleet.gpu_kind[rows], fleet.arch[rows]
         self._renew(fleet)
-        kept: Bools = np.any(self._table[kinds, arches[:, None]], axis=1)
-        bare = ~np.any(kinds >= 0, axis=1)
-        kept |= self._cpu[arches] & (bare | self.cpu_too)
+        kept: Bools = np.any(self._look_up(self._table, fleet, rows), axis=1)
+        rest = (~kept).nonzero()[0]
+        if len(rest) and self._cpu.any():
+            some_device = np.any(fleet.gpu_kind[rows[rest]] >= 0, axis=1)
+            kept[rest] = self._cpu[fleet.arch[rows[rest]]] & (~some_device | self.cpu_too)
         return kept
 
     def devices(self, fleet: Fleet, rows: Ints) -> Bools | None:
@@ -91,7 +92,14 @@ class FrameworkFilter:
         self._renew(fleet)
         if self._everything or self.letter:
             return None
-        found: Bools = self._table[fleet.gpu_kind[rows], fleet.arch[rows][:, None]]
+        return self._look_up(self._table, fleet, rows)
+
+    @staticmethod
+    def _look_up(table: Bools, fleet: Fleet, rows: Ints) -> Bools:
+        """(R, S) what a table of kinds by architectures says of the devices of these positions."""
+        places = fleet.gpu_kind[rows] * np.int32(table.shape[1])
+        places += fleet.arch[rows][:, None]
+        found: Bools = table.take(places, mode="wrap")  # no card is kind -1, and wraps to the last row
         return found
 
     def by_cpu(self, fleet: Fleet, rows: Ints) -> Bools:
@@ -154,7 +162,7 @@ class FrameworkFilter:
         for k, kind in enumerate(fleet.kinds):
             for a, arch in enumerate(fleet.architectures):
                 trusted[k, a] = self.known.of(kind, arch).guessed
-        ws = kept[np.any(trusted[fleet.gpu_kind[kept], fleet.arch[kept][:, None]], axis=1)]
+        ws = kept[np.any(self._look_up(trusted, fleet, kept), axis=1)]
         if not len(ws):
             return []
         count, names = len(ws), [fleet.row(w).name for w in ws[:SHOWN].tolist()]
