@@ -121,6 +121,11 @@ class Shop:
         assert row["state"] == "SCHEDULED"
         return row
 
+    async def filled(self, model: int) -> dict[str, Any]:
+        """Its row, once what the files say has been filled in."""
+        await self.site.until("SELECT categories IS NOT NULL FROM models WHERE id = $1", model)
+        return await self.site.row("models", model)
+
     async def refused(self, model: int) -> dict[str, Any]:
         (row,) = await self.site.refused(await self.site.instances(model), patience=within(1))
         return row
@@ -210,7 +215,7 @@ async def test_vllm_books_its_share_of_one_card(shop: Shop) -> None:
     await shop.holds(row, {"w": Booked("main", {"cuda:0": 23_413_653_504})})
     assert row["computed_resource_claim"]["vram_utilization"] == 0.9
     assert row["distributed_servers"] is None
-    filled = await shop.site.row("models", row["model_id"])
+    filled = await shop.filled(row["model_id"])
     assert filled["categories"] == ["llm"]
     assert filled["distributed_inference_across_workers"] is True
     await shop.gives_all_back(row["id"])
@@ -255,14 +260,15 @@ async def test_vllm_by_its_own_executor_spans_workers_as_its_sizes_allow(shop: S
     # three nodes, two for each rank: the layout does not come out, and the text has the numbers
     await shop.site.update("models", model, backend_parameters=["--tp=16", "--dp=3", "--dpl=1"])
     refused = await shop.refused(model)
-    assert "tp/dp" in refused["state_message"] or "48 GPUs" in refused["state_message"]
+    assert "48 GPUs are asked for" in refused["state_message"]
+    assert "dp is 3, but 2 nodes hold 1 ranks of 2 nodes" in refused["state_message"]
 
 
 async def test_an_embedding_model_books_what_it_needs(shop: Shop) -> None:
     await shop.worker("w", Card(CARD_24))
     row = await shop.placed(await shop.model(llm(875_952_869, shapes.BERT)))
     await shop.holds(row, {"w": Booked("main", {"cuda:0": 1_588_014_354})})
-    assert (await shop.site.row("models", row["model_id"]))["categories"] == ["embedding"]
+    assert (await shop.filled(row["model_id"]))["categories"] == ["embedding"]
     await shop.gives_all_back(row["id"])
 
 
@@ -312,7 +318,7 @@ async def test_an_image_model_books_its_weights_alone(shop: Shop) -> None:
         if len(expected) == 1:
             expected = {f"cuda:{row['gpu_indexes'][0]}": need}
         await shop.holds(row, {"w": Booked("main", expected, ram)})
-        assert (await shop.site.row("models", row["model_id"]))["categories"] == ["image"]
+        assert (await shop.filled(row["model_id"]))["categories"] == ["image"]
         await shop.gives_all_back(row["id"])
 
 
@@ -321,13 +327,13 @@ async def test_voxbox_and_a_speaking_model_book_by_their_own_factors(shop: Shop)
     hears = await shop.placed(await shop.model(llm(3_000_000_000, WHISPER), backend="VoxBox"))
     need = int(3_000_000_000 * 1.2) + HALF_GIB
     await shop.holds(hears, {"w": Booked("main", {"cuda:0": need}, 2 * GIB)})
-    model = await shop.site.row("models", hears["model_id"])
+    model = await shop.filled(hears["model_id"])
     assert model["categories"] == ["speech_to_text"]
     assert "en" in model["meta"]["languages"]
     config = {"architectures": ["Qwen3TTSForConditionalGeneration"], "tts_model_type": "voice_design"}
     speaks = await shop.placed(await shop.model(llm(4 * GIB, config)))
     await shop.holds(speaks, {"w": Booked("main", {"cuda:0": 13_421_772_800}, 2 * GIB)})
-    assert (await shop.site.row("models", speaks["model_id"]))["meta"]["task_type"] == "VoiceDesign"
+    assert (await shop.filled(speaks["model_id"]))["meta"]["task_type"] == "VoiceDesign"
     await shop.gives_all_back(hears["id"], speaks["id"])
 
 
@@ -441,10 +447,10 @@ async def test_a_slice_a_partition_and_whole_cards_are_booked_on_cards_that_are_
 
 
 async def test_on_unified_memory_cards_and_ram_come_from_one_pool(shop: Shop) -> None:
-    # 64 GiB in all; 2 + 1 are reserved. Two of 0.4 x 60 GiB fit by the card, RAM of 16 GiB does not any more.
+    # 64 GiB in all, 2 + 1 reserved: the cards of two fit, the 16 GiB of RAM of the second do not any more
     worker = await shop.worker("w", Card(60 * GIB), ram=64, unified_memory=True)
-    share = int(60 * GIB * 0.4)
-    flags = ["--gpu-memory-utilization=0.4"]
+    share = int(60 * GIB * 0.3)
+    flags = ["--gpu-memory-utilization=0.3"]
     extended = {"enabled": True, "ram_size": 16}
     model = await shop.model(llm(8 * GIB), backend_parameters=flags, extended_kv_cache=extended)
     row = await shop.placed(model)
@@ -452,10 +458,10 @@ async def test_on_unified_memory_cards_and_ram_come_from_one_pool(shop: Shop) ->
     assert row["computed_resource_claim"]["is_unified_memory"] is True
     assert (await shop.site.row("workers", worker))["ram_allocated"] == share + 16 * GIB
     waiting = await shop.refused(model)
-    assert "RAM" in waiting["state_message"] or "memory" in waiting["state_message"]
-    plain = await shop.model(llm(8 * GIB), backend_parameters=["--gpu-memory-utilization=0.3"])
+    assert "27.00 GiB of its one memory are free, 34.00 GiB are needed" in waiting["state_message"]
+    plain = await shop.model(llm(8 * GIB), backend_parameters=flags)
     second = await shop.placed(plain)
-    await shop.holds(second, {"w": Booked("main", {"cuda:0": int(60 * GIB * 0.3)})})
+    await shop.holds(second, {"w": Booked("main", {"cuda:0": share})})
     await shop.site.delete("models", model)
     await shop.gives_all_back(second["id"])
 

@@ -1,0 +1,113 @@
+"""Models of every source, placed by a daemon that has never seen them: hubs, a directory here, one that only
+workers have. And what a hub may answer instead."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.acceptance import shapes
+from tests.acceptance.daemons import crew, within
+from tests.acceptance.machines import CONFIG, GIB, Site, W
+from tests.acceptance.record import Record, watching
+from tests.hub import Answer, Hub, Repo, Server
+
+pytestmark = pytest.mark.anyio
+
+WEIGHTS = int(8 * GIB / 1.2)
+CLAIM = int(WEIGHTS * 1.2) + 2 * GIB
+COMMIT = "a" * 40
+
+
+@asynccontextmanager
+async def file_api(files: dict[str, Any], token: str) -> AsyncIterator[int]:
+    """A worker's file API on loopback: path -> JSON, or bytes of weights; yields its port."""
+
+    async def answer(request: Request) -> Response:
+        if request.headers.get("authorization") != f"Bearer {token}":
+            return Response(status_code=401)
+        found = files.get(request.query_params.get("path", ""))
+        if found is None:
+            return Response(status_code=404)
+        return JSONResponse({"size": found} if isinstance(found, int) else found)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = Starlette(routes=[Route("/files/{what}", answer)])
+    server = Server(uvicorn.Config(app, log_level="critical", log_config=None, lifespan="off", ws="none"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve, [listener])
+        await server.is_up.wait()
+        yield listener.getsockname()[1]
+        server.stop.set()
+    listener.close()
+
+
+async def test_a_model_is_sized_alike_wherever_it_lies(site: Site, record: Record, tmp_path: Path) -> None:
+    repo = shapes.repository(CONFIG, WEIGHTS)
+    here = shapes.written(tmp_path / "here", repo)
+    there = {"/only/there/config.json": CONFIG, "/only/there": WEIGHTS}
+    sources: dict[str, dict[str, Any]] = {
+        "huggingface": {"source": "huggingface", "huggingface_repo_id": "lab/model"},
+        "model_scope": {"source": "model_scope", "model_scope_model_id": "lab/model"},
+        "here": {"source": "local_path", "local_path": str(here)},
+        "there": {"source": "local_path", "local_path": "/only/there"},
+    }
+    await site.fleet(W("w1", 512, "8x24", "2/1"))
+    async with Hub({"lab/model": repo}) as hub, file_api(there, "worker-token") as port:
+        await site.worker(W("w2", 64, "1x2", "2/1"), ip="127.0.0.1", port=port)
+        settings = {
+            "HF_ENDPOINT": hub.url,
+            "modelscope_endpoint": hub.url,
+            "worker_token": "worker-token",
+            "lease": 60,
+            "rescan_interval": 600,
+        }
+        async with crew(site.url, tmp_path / "logs", **settings) as daemons, watching(site.url):
+            await daemons.start()
+            for name, columns in sources.items():
+                env = {"GPUSTACK_MODEL_RAM_CLAIM": "0"}
+                model = await site.model(name=name, backend="Custom", env=env, categories=None, **columns)
+                (row,) = await site.placed(await site.instances(model), patience=within(5))
+                (index,) = row["gpu_indexes"]
+                assert row["computed_resource_claim"]["vram"] == {str(index): CLAIM}, name
+                told = "SELECT categories ->> 0 FROM models WHERE id = $1"
+                assert await site.until(told, model) == "llm", name
+            assert hub.bytes_sent < 1_000_000, "headers alone are fetched"
+    assert await record.broken() == []
+
+
+async def test_what_a_hub_refuses_is_told_and_tried_again(site: Site, record: Record, tmp_path: Path) -> None:
+    await site.fleet(W("w1", 512, "8x24", "2/1"))
+    repo = shapes.repository(CONFIG, WEIGHTS)
+    hub_ = Hub({"lab/gated": Repo(repo.files, gated=True), "lab/busy": repo, "lab/broken": repo})
+    async with hub_ as hub:
+        hub.fail["/api/models/lab/busy"] = Answer(429, headers={"retry-after": "1"})
+        hub.fail["/api/models/lab/broken"] = Answer(200, b'{"siblings": [{')
+        settings = {"HF_ENDPOINT": hub.url, "lease": 60, "rescan_interval": 600}
+        async with crew(site.url, tmp_path / "logs", **settings) as daemons, watching(site.url):
+            await daemons.start()
+            ids = {}
+            for name in ("gated", "busy", "broken", "nowhere"):
+                model = await site.model(name=name, source="huggingface", huggingface_repo_id=f"lab/{name}")
+                ids[name] = (await site.instances(model))[0]
+            rows = {r["id"]: r for r in await site.refused(ids.values())}
+            for name, word in (("gated", "token"), ("busy", "429"), ("nowhere", "lab/nowhere")):
+                assert word in rows[ids[name]]["state_message"]
+            for id_ in ids.values():
+                assert rows[id_]["reasons"]
+                assert rows[id_]["next_attempt_at"] is not None
+            assert await site.sql.fetchval("SELECT count(*) FROM instance_claims") == 0
+            hub.fail.clear()  # the hub has come round: they are tried again by themselves
+            await site.placed([ids["busy"], ids["broken"]], patience=within(15))
+    assert await record.broken() == []
