@@ -153,16 +153,20 @@ class Fleet(Occupancy):
     def set_foreign(self, held: Mapping[int, int]) -> bool:
         """What processes of others hold beyond the worker's reserve, by GPU id in bytes; GPUs not named hold
         nothing. A change of less than `FOREIGN_NEWS` is no news. Returns whether any of it was given back."""
-        less = False
-        named = {self.slot[g]: size for g, size in held.items() if g in self.slot}
-        places = {*named, *((w, s) for w, s in np.argwhere(self.foreign > 0).tolist())}
-        for place in sorted(places):
-            size, before = named.get(place, 0), int(self.foreign[place])
-            if size == before or (size and before and abs(size - before) < FOREIGN_NEWS):
-                continue
-            self.foreign[place] = size
-            less |= size < before
-            self.touch(place[0])
+        now = np.zeros_like(self.foreign)
+        for gpu_id, size in held.items():
+            place = self.slot.get(gpu_id)
+            if place is not None:
+                now[place] = size
+        before = self.foreign
+        news = now != before
+        news &= (now == 0) | (before == 0) | (np.abs(now - before) >= FOREIGN_NEWS)
+        if not news.any():
+            return False
+        less = bool(np.any(now[news] < before[news]))
+        before[news] = now[news]
+        self.tick += 1
+        self.touched[news.any(axis=1)] = self.tick
         return less
 
     # -- own decisions ---------------------------------------------------------------------------------
