@@ -46,6 +46,30 @@ CREATE FUNCTION gpustackd_renew(p_owner uuid, p_ids bigint[], p_lease double pre
      WHERE id = ANY (p_ids) AND state = 'ANALYZING' AND lease_owner = p_owner AND lease_until > clock_timestamp()
 $$;
 
+-- Lock what an owner holds of these instances: their ids in order, and their epochs. A row that somebody else
+-- has locked is left out: a user's delete has it. Only for a moment longer than a renewal lasts is it waited
+-- for, since that is how our own renewal looks from here.
+CREATE FUNCTION gpustackd_take(p_owner uuid, p_ids bigint[], OUT ids bigint[], OUT epochs bigint[])
+    LANGUAGE plpgsql AS $$
+DECLARE
+    patience constant timestamptz := clock_timestamp() + 0.02 * current_setting('deadlock_timeout')::interval;
+BEGIN
+    LOOP
+        SELECT array_agg(i.id), array_agg(i.placement_epoch) INTO ids, epochs
+          FROM (SELECT id, placement_epoch FROM model_instances
+                 WHERE id = ANY (p_ids) AND state = 'ANALYZING' AND lease_owner = p_owner
+                   AND lease_until > clock_timestamp()
+                 ORDER BY id FOR NO KEY UPDATE SKIP LOCKED) i;
+        EXIT WHEN cardinality(ids) = cardinality(p_ids) OR clock_timestamp() > patience;
+        EXIT WHEN coalesce(cardinality(ids), 0) >= (
+            SELECT count(*) FROM model_instances
+             WHERE id = ANY (p_ids) AND state = 'ANALYZING' AND lease_owner = p_owner
+               AND lease_until > clock_timestamp());
+        PERFORM pg_sleep(0.001);
+    END LOOP;
+END
+$$;
+
 -- A batch of placements, an outcome each; only the exceptions are returned. One clash rejects one placement.
 -- Placement n books the worker rows w_*[w_from[n]..w_to[n]] and the ledger rows l_*[l_from[n]..l_to[n]].
 --
@@ -103,11 +127,7 @@ DECLARE
     at int;
 BEGIN
     -- Locks, in the order of every writer. An instance that someone else holds is being deleted: lost.
-    SELECT array_agg(i.id), array_agg(i.placement_epoch) INTO mine, epochs
-      FROM (SELECT id, placement_epoch FROM model_instances
-             WHERE id = ANY (p_instance) AND state = 'ANALYZING' AND lease_owner = p_owner
-               AND lease_until > clock_timestamp()
-             ORDER BY id FOR NO KEY UPDATE SKIP LOCKED) i;
+    SELECT t.ids, t.epochs INTO mine, epochs FROM gpustackd_take(p_owner, p_instance) t;
     IF cardinality(w_id) > 0 THEN
         SELECT array_agg(w.id), array_agg(w.state = 'READY'),
                array_agg(NOT w.over_committed AND w.ram_capacity IS NOT NULL), array_agg(w.unified_memory),
@@ -275,10 +295,9 @@ DECLARE
     mine bigint[];
 BEGIN
     mine := ARRAY(
-        SELECT id FROM model_instances
-         WHERE id = ANY (p_ids) AND state = 'ANALYZING' AND lease_owner = p_owner
-           AND lease_until > clock_timestamp() AND placement_epoch = p_epochs[array_position(p_ids, id)]
-         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED);
+        SELECT x.id
+          FROM gpustackd_take(p_owner, p_ids) t, unnest(t.ids, t.epochs) AS x (id, epoch)
+         WHERE x.epoch = p_epochs[array_position(p_ids, x.id)]);
     FOR n IN 1 .. cardinality(p_ids) LOOP
         CONTINUE WHEN NOT p_ids[n] = ANY (mine);
         UPDATE model_instances

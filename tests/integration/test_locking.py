@@ -306,3 +306,33 @@ async def test_a_claim_never_waits_for_a_users_delete(world: World) -> None:
         assert [c.id for c in await world.claims(kept, gone)] == [kept]
         assert kept in await world.store.renew(world.owner, [kept, gone], 30)
     await user.close()
+
+
+@pytest.mark.parametrize("write", ["commit", "refuse"])
+async def test_a_replica_that_meets_its_own_renewal_waits_for_it(database: str, write: str) -> None:
+    admin = await connected(database)
+    name = await admin.fetchval("SELECT current_database()")
+    await admin.execute(
+        f"ALTER DATABASE \"{name}\" SET deadlock_timeout = '10min'"
+    )  # patience follows from it
+    async with world_of(database) as world:
+        worker, (gpu,) = await world.worker(80 * GIB)
+        claim = await world.claim(await world.instance())
+        proposal = await world.proposal(claim, await world.part(worker, [gpu], GIB))
+        transaction = admin.transaction()
+        await transaction.start()
+        await admin.execute("SELECT gpustackd_renew($1, $2, 60)", world.owner, [claim.id])
+        if write == "commit":
+            writing: asyncio.Future[Any] = asyncio.ensure_future(world.commit(proposal))
+        else:
+            writing = asyncio.ensure_future(world.refuse(claim))
+        async with asyncio.timeout(20):
+            while not await world.sql.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND wait_event = 'PgSleep'", name
+            ):
+                assert not writing.done(), "it did not wait"
+        await transaction.commit()
+        done = await writing
+        assert done is True or [r.code for r in done] == [None]
+        await world.clean()
+    await admin.close()
