@@ -87,7 +87,9 @@ async def test_a_model_is_sized_alike_wherever_it_lies(site: Site, record: Recor
     assert await record.broken() == []
 
 
-async def test_what_a_hub_refuses_is_told_and_tried_again(site: Site, record: Record, tmp_path: Path) -> None:
+async def test_what_a_hub_refuses_is_told_and_an_edit_has_it_tried_at_once(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
     await site.fleet(W("w1", 512, "8x24", "2/1"))
     repo = shapes.repository(CONFIG, WEIGHTS)
     hub_ = Hub({"lab/gated": Repo(repo.files, gated=True), "lab/busy": repo, "lab/broken": repo})
@@ -108,6 +110,7 @@ async def test_what_a_hub_refuses_is_told_and_tried_again(site: Site, record: Re
                 assert rows[id_]["reasons"]
                 assert rows[id_]["next_attempt_at"] is not None
             assert await site.sql.fetchval("SELECT count(*) FROM instance_claims") == 0
-            hub.fail.clear()  # the hub has come round: they are tried again by themselves
-            await site.placed([ids["busy"], ids["broken"]], patience=within(15))
+            hub.fail.clear()  # the hub has come round; an edit has them tried at once
+            await site.sql.execute("UPDATE models SET env = '{}'")
+            await site.placed([ids["busy"], ids["broken"]], patience=within(5))
     assert await record.broken() == []
