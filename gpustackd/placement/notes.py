@@ -236,4 +236,42 @@ NOTES: tuple[Note, ...] = (
     Note("filters.D4", _M, "no cluster means any cluster", "filters.cluster"),
     Note("filters.D6", _M, "In, NotIn, Exists, DoesNotExist, preferred terms", "filters.labels"),
     Note("filters.D7", _M, "states and names of workers that are not ready", "filters.status"),
+    Note(
+        "filters.D8",
+        _M,
+        "a local path is looked for wherever the model may go; known files first, silence is no absence",
+        "filters.local_path",
+    ),
+    Note(
+        "filters.W1",
+        _M,
+        "the image is looked up as the worker does: no image newer than the host's major version",
+        "filters.framework_verdict",
+    ),
+    Note("filters.W2", _M, "the CPU architecture is part of the match", "filters.framework_verdict"),
+    Note("filters.W3", _M, "a mixed host offers only the cards that the engine runs on", "filters.framework"),
+    Note(
+        "filters.W4", _M, "a version for `cpu` admits no card, one for `any` admits all", "filters.framework"
+    ),
+    Note(
+        "filters.W5",
+        _M,
+        "an Ascend chip with an unknown name is dropped; one that is not reported is taken for the 910b",
+        "filters.framework_verdict",
+    ),
+    Note("filters.W6", _M, "versions are equal as PEP 440 has it; ranges", "filters.versions"),
+    Note(
+        "filters.W7",
+        _M,
+        "registered versions are added to the catalogue and never replace it",
+        "filters.framework_verdict",
+    ),
+    Note(
+        "filters.W8", _M, "a GGUF file without a backend goes anywhere, as Custom does", "filters.framework"
+    ),
+    Note("filters.W9", _M, "a router is not held to the engine's images", "filters.framework"),
+    Note(
+        "filters.W10", _M, "backends are read when they change, answers are kept", "filters.framework_verdict"
+    ),
+    Note("filters.3.3.blank_pin", _M, "a blank version is told as no version", "domain.model_spec"),
 )
