@@ -11,6 +11,7 @@ import numpy as np
 from gpustackd.domain.fleet import Ints
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.fit.cards import Cards
 from gpustackd.placement.fit.gguf import MOST_DEVICES
 from gpustackd.placement.fit.seat import Choice
 from gpustackd.placement.names import gib, gib_number, some
@@ -60,14 +61,18 @@ def one_gpu(step: AllOnOneGpu, rows: Ints) -> list[Reason]:
 def one_worker(step: AllOnOneWorker, rows: Ints) -> list[Reason]:
     """The worker whose GPUs offer most together."""
     found = step.search.cards(rows)
+    several = np.count_nonzero(found.usable & (found.free > 0), axis=1) > 1
+    sums = np.where(several, found.free.sum(axis=1), -1)
     best: tuple[int, int, list[int]] | None = None
-    for r in range(len(rows)):
+    for r in np.argsort(-sums, kind="stable").tolist():
+        if sums[r] <= (best[0] if best else 0):
+            break
         for slots in step.groups(found, r):
             offer = int(found.free[r, slots].sum())
             if len(slots) > 1 and (best is None or offer > best[0]):
                 best = (offer, r, slots)
     if best is None:
-        return [_fit("no_pair", "several GPUs: no worker has two usable GPUs of one type")]
+        return [_fit("no_pair", "several GPUs: no worker has two GPUs of one type with memory free")]
     offer, r, slots = best
     need = _need(step, len(slots))
     name, ram = step.fleet.row(int(rows[r])).name, int(found.ram[r])
@@ -77,8 +82,7 @@ def one_worker(step: AllOnOneWorker, rows: Ints) -> list[Reason]:
         "worker": name, "need_bytes": need, "free_bytes": offer, "gpus": len(slots), "free_ram_bytes": ram,
     }  # fmt: skip
     if offer >= need:
-        rooms, order = step.rooms(found, r, slots), step.order(found, r, slots)
-        choosing = step.planner.fewest(rooms, order, step.asked.total)
+        choosing = step.fewest(found, r, slots)
         if choosing is None:
             text += "; layers are whole, and no division of them fits"
             params["indivisible"] = True
@@ -99,61 +103,77 @@ def _need(step: AllOnOneWorker, count: int) -> int:
 
 def many_workers(step: LayersOverWorkers, rows: Ints) -> list[Reason]:
     """What the largest GPUs of all workers offer together."""
-    mains, remotes = step.offered(rows)
+    there = step.offered(rows)
     least = step.least_room()
-    if not mains:
+    if not len(there.mains):
         text = f"several workers: no GPU has the {gib(least)} free that one layer needs"
         return [_fit("no_main", text, need_bytes=least)]
-    if not any(c.w != mains[0].w for c in remotes):
+    if not any(c.w != rows[there.mains[0]] for c in there.remotes):
         text = "several workers: there is no other worker with a GPU that could serve "
         text += f"({gib(least)} for one layer, and {gib(step.remote_ram)} of RAM)"
         return [_fit("no_remote", text, need_bytes=least, need_ram_bytes=step.remote_ram)]
     level = step.asked.total if step.asked.layers is None else step.asked.layers
     need = step.planner.needed(level)
-    names = list(dict.fromkeys(step.search.fleet.row(m.w).name for m in mains))
+    shown = there.mains[:SHOWN]
+    names = [step.search.fleet.row(int(w)).name for w in rows[shown]]
     text = f"several workers: {level} layers need {gib(need)} and buffers; the largest {MOST_DEVICES} GPUs "
-    text += f"that an instance can use offer {gib(step.bound)} ({some(names, SHOWN)})"
+    text += f"that an instance can use offer {gib(there.bound)} ({some(names, SHOWN, len(there.mains))})"
     params: dict[str, Any] = {
-        "need_bytes": need, "offer_bytes": step.bound, "most_gpus": MOST_DEVICES, "workers": len(names),
+        "need_bytes": need, "offer_bytes": there.bound, "most_gpus": MOST_DEVICES,
+        "workers": len(there.mains),
     }  # fmt: skip
-    if step.bound >= need:
-        ram = max(m.ram for m in mains)
+    if there.bound >= need:
+        ram = int(there.cards.ram[there.mains].max())
         text += f"; layers are whole and do not fit, or RAM is short (at most {gib(ram)} on a main worker)"
         params["free_ram_bytes"] = ram
     return [_fit("many_workers", text, **params)]
 
 
 def partial(step: SomeOnOneWorker, rows: Ints) -> list[Reason]:
-    """The level that GPUs would allow, and the RAM that is short for the rest."""
+    """The most layers that GPUs of one worker would hold, and the RAM that is short for the rest."""
     found = step.search.cards(rows)
-    own, unified, ram_own, ram_unified = step.planner.alone
-    asked = step.asked.layers
     free = np.where(found.usable, found.free, 0)
     if not free.any():
         return []
-    r, s = np.unravel_index(int(np.argmax(free)), free.shape)
-    pooled = bool(found.unified[r])
-    vram, ram = (unified, ram_unified) if pooled else (own, ram_own)
-    level = asked if asked is not None else _deepest(vram, int(free[r, s]))
-    name = _gpu(step, rows, int(r), int(s))
-    need_ram = int(ram[level]) + (int(vram[level]) if pooled else 0)
-    have = int(found.ram.max())
-    text = f"some layers on GPUs: {level} of {step.asked.total} need {gib(int(vram[level]))} and "
+    r = int(np.argmax(free.sum(axis=1)))
+    level, vram, need_ram, where = _nearest(step, found, r, free[r])
+    total, have, most = step.asked.total, int(found.ram[r]), int(found.ram.max())
+    text = f"some layers on GPUs: with {level} of {total} on {where} ({gib(vram)}) the others need "
     text += (
-        f"{gib(need_ram)} of RAM{' and GPU together' if pooled else ''}; {name} has {gib(int(free[r, s]))} "
+        f"{gib(need_ram)} of RAM{', GPU memory included' if found.unified[r] else ''}; {gib(have)} are free "
     )
-    text += f"free and {gib(int(found.ram[r]))} of RAM; the most RAM free beside a GPU is {gib(have)}"
-    if asked is not None:
+    text += f"there, at most {gib(most)} on any worker with a GPU"
+    if step.asked.layers is not None:
         text += "; fewer layers on GPUs need less there"
     return [
-        _fit("partial", text, layers=level, total_layers=step.asked.total, need_bytes=int(vram[level]),
-             need_ram_bytes=need_ram, free_bytes=int(free[r, s]), free_ram_bytes=int(found.ram[r]), gpu=name)
+        _fit("partial", text, layers=level, total_layers=total, need_bytes=vram, need_ram_bytes=need_ram,
+             free_bytes=int(free[r].sum()), free_ram_bytes=have, worker=step.fleet.row(int(rows[r])).name)
     ]  # fmt: skip
 
 
-def _deepest(vram: Ints, free: int) -> int:
-    fitting = np.flatnonzero(vram[:-1] <= free)
-    return int(fitting[-1]) if len(fitting) else 0
+def _nearest(step: SomeOnOneWorker, found: Cards, r: int, free: Ints) -> tuple[int, int, int, str]:
+    """Layers, VRAM and RAM of the most that a worker's GPUs hold, whatever its RAM, and on which they are."""
+    unified = bool(found.unified[r])
+    slots = max(step.groups(found, r), key=lambda some: int(found.free[r, some].sum()))
+    name = step.fleet.row(int(found.w[r])).name
+    if len(slots) > 1:
+        rooms, order = step.rooms(found, r, slots), step.order(found, r, slots)
+        asked = step.asked.layers
+        choosing = (
+            step.planner.deepest(rooms, order) if asked is None else step.planner.fewest(rooms, order, asked)
+        )
+        if choosing is not None:
+            plan = choosing.plan
+            ram, claimed = plan.level.ram_unified if unified else plan.level.ram, sum(plan.claims)
+            where = f"{len(plan.counts)} GPUs of {name}"
+            return plan.layers, claimed, ram + (claimed if unified else 0), where
+    slot = int(np.argmax(free))
+    alone = step.planner.deepest_alone(free[[slot]], found.unified[[r]])
+    level = int(alone[0]) if step.asked.layers is None else step.asked.layers
+    sized = step.planner.alone(level)
+    claim = (sized.devices[0].unified if unified else sized.devices[0].vram) if level else 0
+    ram = sized.ram_unified + claim if unified else sized.ram
+    return level, claim, ram, _gpu(step, found.w, r, slot)
 
 
 def cpu(step: NoneOnGpus, rows: Ints) -> list[Reason]:

@@ -17,7 +17,7 @@ from gpustackd.domain.fleet import Bools, Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement import gguf_lacking
-from gpustackd.placement.fit.cards import cards
+from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.gguf import MOST_DEVICES, Gguf
 from gpustackd.placement.fit.gguf_plan import Plan, Planner
 from gpustackd.placement.fit.seat import Choice, Offload, Seat
@@ -25,7 +25,7 @@ from gpustackd.placement.fit.seat import Choice, Offload, Seat
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
 
-MOST_MAINS = 256
+MOST_MAINS = 64
 """Workers that are tried as the main one for some of the layers; for all of them there is no limit."""
 
 
@@ -51,13 +51,22 @@ class Main:
     cards: tuple[Card, ...]
 
     @property
-    def offer(self) -> int:
-        return sum(c.room for c in self.cards)
+    def rooms(self) -> list[int]:
+        return [c.room for c in self.cards]
 
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Equal for workers that serve alike."""
-        return (self.offer, self.ram, self.unified, tuple(c.room for c in self.cards))
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What there is: rows of `cards` that may be the main worker, those that offer most first, and the
+    largest cards that can be served."""
+
+    cards: Cards
+    own: Bools
+    """(R, S) cards that hold a layer on a main worker."""
+    mains: Ints
+    remotes: tuple[Card, ...]
+    bound: int
+    """What the largest cards that one instance can take offer together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,6 @@ class LayersOverWorkers:
         self.planner = planner
         self.cut = False
         """Whether the last search ended for its budget, with workers left untried."""
-        self.bound = 0
-        """What the largest cards that one instance can take offer together."""
 
     # -- choosing --------------------------------------------------------------------------------------------
 
@@ -107,85 +114,98 @@ class LayersOverWorkers:
         """The layout with the most layers, of these with the fewest GPUs, as far as the walk finds it."""
         self.planner.begin()
         self.cut = False
-        mains, remotes = self.offered(rows)
-        if len(mains) < 1 or not remotes:
+        there = self.offered(rows)
+        if not len(there.mains) or not there.remotes:
             return None
-        mains = turned(mains, turn)
         if self.asked.whole:
-            found = self._all(mains, remotes, self.asked.total)
+            found = self._all(there, self.asked.total, turn)
             if found is not None:
                 return found
         if not self.asked.partial:
             return None
         if self.asked.layers is not None:
-            return self._all(mains, remotes, self.asked.layers)
-        return self._most(mains, remotes)
+            return self._all(there, self.asked.layers, turn)
+        return self._most(there, turn)
 
     # -- what there is ---------------------------------------------------------------------------------------
 
-    def offered(self, rows: Ints) -> tuple[list[Main], list[Card]]:
-        """Workers that may be the main one, those that offer most first; the largest cards as remote ones."""
-        found = cards(self.search.fleet, rows, self.search.rules)
+    def offered(self, rows: Ints) -> Offered:
+        """Look at the cards of all workers."""
+        fleet = self.search.fleet
+        found = cards(fleet, rows, self.search.rules)
         per_worker = np.maximum(np.count_nonzero(found.usable, axis=1), 1)
         least = self.least_room()
-        ram_left = np.maximum(found.ram - self.remote_ram, -1)
         pooled = np.where(found.unified, (found.ram - per_worker * self.remote_ram) // per_worker, 2**62)
         room = np.minimum(found.free, pooled[:, None])
-        served = found.usable & (ram_left >= 0)[:, None] & (room >= least)
+        served = found.usable & (found.ram >= self.remote_ram)[:, None] & (room >= least)
         own = found.usable & (found.free >= least)
-        mains = [
-            self._main(int(w), found.free[r], own[r], int(found.ram[r]))
-            for r, w in enumerate(rows.tolist())
-            if own[r].any()
-        ]
-        self.bound = int(np.sort(found.free[own])[-MOST_DEVICES:].sum())
-        mains.sort(key=lambda m: (-m.offer, self.search.fleet.worker_id[m.w]))
-        rank = {m.w: n for n, m in enumerate(mains)}
+        offers = np.where(own, found.free, 0).sum(axis=1)
+        mains = np.lexsort((fleet.worker_id[rows], -offers))
+        mains = mains[offers[mains] > 0]
+        rank = np.full(len(rows), len(rows))
+        rank[mains] = np.arange(len(mains))
         flat = np.argwhere(served)
-        keep = MOST_DEVICES + self.search.fleet.slots
         sizes = room[served]
+        keep = MOST_DEVICES + fleet.slots
         if len(flat) > keep:
             limit = np.partition(sizes, len(sizes) - keep)[len(sizes) - keep]
-            flat = flat[sizes >= limit]
-        remotes = [self._card(int(rows[r]), int(s), int(room[r, s])) for r, s in flat.tolist()]
-        remotes.sort(key=lambda c: (-c.room, rank.get(c.w, len(rank)), c.index))
-        return mains, remotes
-
-    def _inner_rest(self) -> int:
-        """What a device takes at least beside layers."""
-        own, pooled = (self.planner.rests(3, self.asked.total, unified=u)[1] for u in (False, True))
-        return min(own, pooled)
+            flat, sizes = flat[sizes >= limit], sizes[sizes >= limit]
+        r, s = flat[:, 0], flat[:, 1]
+        order = np.lexsort((fleet.gpu_index[rows[r], s], rank[r], -sizes))[:keep]
+        remotes = tuple(
+            self._card(int(rows[r[i]]), int(s[i]), int(sizes[i]), bool(found.unified[r[i]])) for i in order
+        )
+        bound = int(np.sort(found.free[own])[-MOST_DEVICES:].sum())
+        return Offered(found, own, mains, remotes, bound)
 
     def least_room(self) -> int:
         """What a device must have to hold one layer."""
-        return self._inner_rest() + self.planner.layers.least
+        return self.planner.least_rest + self.planner.layers.least
 
-    def _main(self, w: int, free: Ints, own: Bools, ram: int) -> Main:
+    def mains(self, there: Offered, turn: int) -> Iterator[Main]:
+        """Workers as main ones, those that offer most first; those that serve alike take turns, so that
+        instances do not all run for the same one."""
+        found = there.cards
+        own = np.where(there.own, found.free, 0)
+        at, rows = 0, there.mains
+        while at < len(rows):
+            first = rows[at]
+            end = at + 1
+            while end < len(rows) and _alike(found, own, first, rows[end]):
+                end += 1
+            shift = turn % (end - at)
+            for r in [*rows[at + shift : end].tolist(), *rows[at : at + shift].tolist()]:
+                yield self._main(there, r)
+            at = end
+
+    def _main(self, there: Offered, r: int) -> Main:
         """Its cards of the type that offers most together."""
+        found = there.cards
+        w, unified = int(found.w[r]), bool(found.unified[r])
         by_type: dict[int, list[Card]] = {}
-        for s in np.flatnonzero(own).tolist():
-            card = self._card(w, s, int(free[s]))
+        for s in np.flatnonzero(there.own[r]).tolist():
+            card = self._card(w, s, int(found.free[r, s]), unified)
             by_type.setdefault(card.code, []).append(card)
         mine = max(by_type.values(), key=lambda some: sum(c.room for c in some))
         if len(mine) >= MOST_DEVICES:
             mine = sorted(mine, key=lambda c: (-c.room, c.index))[: MOST_DEVICES - 1]
         mine.sort(key=lambda c: c.index)
-        return Main(w, ram, bool(self.search.fleet.unified[w]), tuple(mine))
+        return Main(w, int(found.ram[r]), unified, tuple(mine))
 
-    def _card(self, w: int, s: int, room: int) -> Card:
+    def _card(self, w: int, s: int, room: int, unified: bool) -> Card:
         fleet = self.search.fleet
-        return Card(w, s, int(fleet.gpu_index[w, s]), int(fleet.gpu_type[w, s]), room, bool(fleet.unified[w]))
+        return Card(w, s, int(fleet.gpu_index[w, s]), int(fleet.gpu_type[w, s]), room, unified)
 
     # -- so many layers --------------------------------------------------------------------------------------
 
-    def _all(self, mains: Sequence[Main], remotes: Sequence[Card], level: int) -> Layout | None:
+    def _all(self, there: Offered, level: int, turn: int) -> Layout | None:
         """The first main worker with which so many layers fit."""
-        need = self.planner.needed(level)
-        if self.bound < need:
+        if there.bound < self.planner.needed(level):
             return None
-        for main in mains:
-            others = [c for c in remotes if c.w != main.w]
-            found = self._with(main, others, level)
+        for main in self.mains(there, turn):
+            if main.ram < self.planner.left(level):
+                continue
+            found = self._with(main, [c for c in there.remotes if c.w != main.w], level)
             if found is not None:
                 return found
             if self.planner.exhausted:
@@ -235,23 +255,21 @@ class LayersOverWorkers:
 
     # -- as many layers as can be ----------------------------------------------------------------------------
 
-    def _most(self, mains: Sequence[Main], remotes: Sequence[Card]) -> Layout | None:
+    def _most(self, there: Offered, turn: int) -> Layout | None:
         best: Layout | None = None
         level = tried = 0
-        rest = self._inner_rest()
-        for main in mains:
-            others = [c for c in remotes if c.w != main.w][: MOST_DEVICES - len(main.cards)]
-            together = main.offer + sum(c.room for c in others) - rest * (len(others) + len(main.cards))
-            if not others or self.planner.at_most(together) <= level:
+        for main in self.mains(there, turn):
+            others = [c for c in there.remotes if c.w != main.w][: MOST_DEVICES - len(main.cards)]
+            most = self.planner.bound([*main.rooms, *(c.room for c in others)])
+            if not others or most <= level or main.ram < self.planner.left(most):
                 continue
             if tried >= MOST_MAINS or self.planner.exhausted:
                 self.cut = True
                 break
             tried += 1
             devices = [*others, *main.cards]
-            rooms = [(c.room, c.unified) for c in devices]
             order = sorted(range(len(devices)), key=lambda i: (-devices[i].room, devices[i].w != main.w, i))
-            choosing = self.planner.deepest(rooms, order)
+            choosing = self.planner.deepest([(c.room, c.unified) for c in devices], order)
             if choosing is None or choosing.plan.layers <= level:
                 continue
             taken = [devices[i] for i in choosing.taken]
@@ -280,18 +298,10 @@ def holds_ram(main: Main, plan: Plan, own: int) -> bool:
     return plan.level.ram_unified + sum(plan.claims[-own:]) <= main.ram
 
 
-def turned(mains: Sequence[Main], turn: int) -> list[Main]:
-    """Workers that serve alike take turns, so that instances do not all run for the same one."""
-    found: list[Main] = []
-    at = 0
-    while at < len(mains):
-        end = at + 1
-        while end < len(mains) and mains[end].kind == mains[at].kind:
-            end += 1
-        first = at + turn % (end - at)
-        found += [*mains[first:end], *mains[at:first]]
-        at = end
-    return found
+def _alike(found: Cards, own: Ints, a: int, b: int) -> bool:
+    """Whether two workers serve alike as main ones."""
+    same = found.ram[a] == found.ram[b] and found.unified[a] == found.unified[b]
+    return bool(same) and np.array_equal(own[a], own[b])
 
 
 def seats(layout: Layout, asked: Gguf, remote_ram: int) -> tuple[Seat, ...]:

@@ -88,15 +88,17 @@ class PickedGpus:
         return found
 
     def _on_card(self, card: Card, level: int | None) -> Seat | None:
-        own, unified, ram_own, ram_unified = self.planner.alone
         pooled, pool = self._host(card.w)
-        vram, ram = (unified, ram_unified) if pooled else (own, ram_own)
-        for n in [level] if level is not None else range(self.asked.total - 1, 0, -1):
-            taken = int(ram[n]) + (int(vram[n]) if pooled else 0)
-            if int(vram[n]) <= card.free and taken <= pool:
-                offload = Offload(n, self.asked.total)
-                return Seat(card.w, (card.slot,), (int(vram[n]),), ram=int(ram[n]), offload=offload)
-        return None
+        if level is None:
+            level = int(self.planner.deepest_alone(np.array([card.free]), np.array([pooled]))[0])
+        sized = self.planner.alone(level)
+        if not level:
+            return None
+        claim = sized.devices[0].unified if pooled else sized.devices[0].vram
+        ram = sized.ram_unified if pooled else sized.ram
+        if claim > card.free or ram + (claim if pooled else 0) > pool:
+            return None
+        return Seat(card.w, (card.slot,), (claim,), ram=ram, offload=Offload(level, self.asked.total))
 
     def _on_cards(self, mine: Sequence[Card], level: int | None) -> Seat | None:
         pooled, pool = self._host(mine[0].w)
@@ -205,9 +207,7 @@ class PickedGpus:
         counts = shared_out(self.asked.split or [float(c.capacity) for c in some], self.asked.total)
         if len(counts) != len(some):
             return []
-        level = (
-            self.planner.exact(self.asked.total, counts) if len(some) > 1 else self.asked.sizes.levels()[-1]
-        )
+        level = self.planner.exact(self.asked.total, counts)
         pooled, _ = self._host(some[0].w)
         claims = tuple(s.unified if pooled else s.vram for s in level.devices)
         ram = level.ram_unified if pooled else level.ram
@@ -259,14 +259,14 @@ class PickedGpus:
                 return [_reason("too_small", text, gpu_id=name, needs_gib=gib_number(least), need_bytes=least,
                                 free_bytes=card.free)]  # fmt: skip
         level = self.asked.total if self.asked.layers is None else self.asked.layers
-        own, _, ram, _ = self.planner.alone
-        need = int(own[level]) if self.count == 1 else self.planner.needed(level)
+        sized = self.planner.alone(level)
+        need = sized.devices[0].vram if self.count == 1 else self.planner.needed(level)
         free = sum(sorted((c.free for c in cards), reverse=True)[: self.count])
-        text = f"{level} of {self.asked.total} layers need {gib(need)} and {gib(int(ram[level]))} of RAM; "
+        text = f"{level} of {self.asked.total} layers need {gib(need)} and {gib(sized.ram)} of RAM; "
         text += f"the selected GPUs have {gib(free)} free"
         params: dict[str, Any] = {
             "need_bytes": need, "need_gib": gib_number(need), "free_bytes": free,
-            "free_gib": gib_number(free), "need_ram_bytes": int(ram[level]), "layers": level,
+            "free_gib": gib_number(free), "need_ram_bytes": sized.ram, "layers": level,
             "total_layers": self.asked.total,
         }  # fmt: skip
         code = "memory"
@@ -278,8 +278,7 @@ class PickedGpus:
         return [_reason(code, text, **params)]
 
     def _one_layer(self) -> int:
-        own, pooled = (self.planner.rests(3, self.asked.total, unified=u)[1] for u in (False, True))
-        return min(own, pooled) + self.planner.layers.least
+        return self.planner.least_rest + self.planner.layers.least
 
     def _is(self, card: Card, worker: str, kind: str, index: int) -> bool:
         return (self.search.fleet.row(card.w).name, card.type, card.index) == (worker, kind, index)

@@ -105,8 +105,8 @@ class AllOnOneGpu(LayeredTier):
     step = code = "one_gpu"
 
     def hopeless(self) -> bool:
-        own, unified, _, _ = self.planner.alone
-        return bool(min(own[-1], unified[-1]) > self.fleet.largest[0])
+        share = self.planner.alone(self.asked.total).devices[0]
+        return min(share.vram, share.unified) > self.fleet.largest[0]
 
     def look(self, rows: Ints) -> None:
         found = self.search.cards(rows)
@@ -124,9 +124,9 @@ class AllOnOneGpu(LayeredTier):
 
     def fitting(self, found: Cards) -> tuple[Bools, Ints, Ints]:
         """(R, S) which cards hold the model, (R, S) what it books there, (R,) its RAM."""
-        own, unified, ram_own, ram_unified = self.planner.alone
-        claim = np.where(found.unified, unified[-1], own[-1])
-        ram = np.where(found.unified, ram_unified[-1], ram_own[-1])
+        level = self.planner.alone(self.asked.total)
+        claim = np.where(found.unified, level.devices[0].unified, level.devices[0].vram)
+        ram = np.where(found.unified, level.ram_unified, level.ram)
         held = np.where(found.unified, ram + claim, ram) <= found.ram
         fits = found.usable & (claim[:, None] <= found.free) & held[:, None]
         return fits, np.broadcast_to(claim[:, None], fits.shape), ram
@@ -204,16 +204,17 @@ class AllOnOneWorker(SeveralGpus):
         for r in np.flatnonzero(enough).tolist():
             best: Seat | None = None
             for slots in self.groups(found, r):
-                seat = self._fewest(found, r, slots)
+                seat = self.seated(found, r, slots, self.fewest(found, r, slots))
                 if seat is not None and (best is None or len(seat.slots) < len(best.slots)):
                     best = seat
             if best is not None:
                 offers[r] = best
         self.keep(found, offers)
 
-    def _fewest(self, found: Cards, r: int, slots: Sequence[int]) -> Seat | None:
+    def fewest(self, found: Cards, r: int, slots: Sequence[int]) -> Choosing | None:
+        """As few of these cards as hold every layer."""
         rooms, order = self.rooms(found, r, slots), self.order(found, r, slots)
-        return self.seated(found, r, slots, self.planner.fewest(rooms, order, self.asked.total))
+        return self.planner.fewest(rooms, order, self.asked.total)
 
     def seat(self, w: int, turn: int) -> Seat:
         """Of cards that are as free as the last one taken others serve too: they take turns."""
@@ -277,15 +278,20 @@ class SomeOnOneWorker(SeveralGpus):
 
     def levels_alone(self, found: Cards) -> Ints:
         """(R, S) the most layers that each card holds by itself; 0 = none."""
-        own, unified, ram_own, ram_unified = self.planner.alone
         best = np.zeros(found.free.shape, np.int64)
-        asked = self.asked.layers
-        tries = range(self.asked.total - 1, 0, -1) if asked is None else [asked]
-        for n in tries if not self.asked.split else ():
-            claim = np.where(found.unified, unified[n], own[n])
-            ram = np.where(found.unified, ram_unified[n] + unified[n], ram_own[n])
-            fits = found.usable & (claim[:, None] <= found.free) & (ram <= found.ram)[:, None]
-            np.copyto(best, n, where=fits & (best == 0))
+        if self.asked.split:
+            return best
+        pooled = np.broadcast_to(found.unified[:, None], best.shape)[found.usable]
+        if self.asked.layers is None:
+            best[found.usable] = self.planner.deepest_alone(found.free[found.usable], pooled)
+        else:
+            best[found.usable] = self.asked.layers
+        for n in np.unique(best[best > 0]).tolist():
+            level = self.planner.alone(n)
+            claim = np.where(found.unified, level.devices[0].unified, level.devices[0].vram)
+            ram = np.where(found.unified, level.ram_unified + claim, level.ram)
+            holds = (claim[:, None] <= found.free) & (ram <= found.ram)[:, None]
+            best[(best == n) & ~holds] = 0
         return best
 
     def _of(self, found: Cards, r: int, alone: Ints) -> Seat | None:
@@ -308,13 +314,13 @@ class SomeOnOneWorker(SeveralGpus):
         return best
 
     def _alone(self, found: Cards, r: int, slot: int, level: int) -> Seat:
-        own, unified, ram_own, ram_unified = self.planner.alone
-        pooled = bool(found.unified[r])
+        sized, pooled = self.planner.alone(level), bool(found.unified[r])
+        share = sized.devices[0]
         return Seat(
             int(found.w[r]),
             (slot,),
-            (int((unified if pooled else own)[level]),),
-            ram=int((ram_unified if pooled else ram_own)[level]),
+            (share.unified if pooled else share.vram,),
+            ram=sized.ram_unified if pooled else sized.ram,
             offload=Offload(level, self.asked.total),
         )
 
@@ -348,12 +354,12 @@ class NoneOnGpus(LayeredTier):
 
     def need(self, rows: Ints) -> Ints:
         """(R,) RAM of a model without GPUs."""
-        _, _, own, unified = self.planner.alone
-        need: Ints = np.where(self.fleet.unified[rows], unified[0], own[0])
+        level = self.planner.alone(0)
+        need: Ints = np.where(self.fleet.unified[rows], level.ram_unified, level.ram)
         return need
 
     def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Floats]]:
-        return self.search.rank(idx, self.value[idx], bare=True, ram_claim=int(self.planner.alone[2][0]))
+        return self.search.rank(idx, self.value[idx], bare=True, ram_claim=self.planner.alone(0).ram)
 
     def seat(self, w: int, turn: int) -> Seat:
         return Seat(w, ram=int(self.need(np.array([w]))[0]), offload=Offload(0, self.asked.total))

@@ -37,6 +37,15 @@ class Layers:
         """The start of the longest run up to `end` that fits."""
         return bisect_left(self._sums, self._sums[end] - room, 0, end + 1) if room >= 0 else end
 
+    def longest(self, room: int, last: int) -> int:
+        """The most neighbours among the last so many layers that fit together."""
+        best, start = 0, self.count - last
+        for end in range(start + 1, self.count + 1):
+            while self.held(start, end) > room:
+                start += 1
+            best = max(best, end - start)
+        return best
+
     # -- every device takes part ---------------------------------------------------------------------------
 
     def filled(self, start: int, rooms: Sequence[int]) -> tuple[int, ...] | None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from gpustackd.domain.fleet import Ints
-from gpustackd.domain.gguf_levels import Level, Share
+from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.gguf_levels import Level
 from gpustackd.placement.fit.gguf import MOST_DEVICES, Gguf
 from gpustackd.placement.fit.gguf_layers import Layers, shared_out
 
@@ -64,8 +63,10 @@ class Planner:
         """Exact sizes asked for since the last `begin`."""
         self.exhausted = False
         """Whether a search had to end for the budget."""
+        self._alone: dict[int, Level] = {}
         self._rests: dict[tuple[int, bool, bool], Rests] = {}
         self._kept: dict[object, object] = {}
+        self._runs: dict[tuple[int, int], int] = {}
 
     def begin(self) -> None:
         """A new decision: the budget is whole again."""
@@ -78,19 +79,52 @@ class Planner:
 
     # -- one device ------------------------------------------------------------------------------------------
 
-    @cached_property
-    def alone(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """By level on one device: VRAM of its own, VRAM of the host's; RAM beside the one and the other."""
-        levels = self.asked.sizes.levels()
-        shares = [x.devices[0] if x.devices else Share(0, 0, 0) for x in levels]
-        columns = (
-            [s.vram for s in shares],
-            [s.unified for s in shares],
-            [x.ram for x in levels],
-            [x.ram_unified for x in levels],
-        )
-        own, unified, ram, ram_unified = (np.array(c, np.int64) for c in columns)
-        return own, unified, ram, ram_unified
+    def alone(self, level: int) -> Level:
+        """So many layers on one device; 0 = the host alone."""
+        found = self._alone.get(level)
+        if found is None:
+            found = self._alone[level] = self.asked.sizes.level(level)
+        return found
+
+    def deepest_alone(self, free: Ints, pooled: Bools) -> Ints:
+        """The most layers, but not all, that devices with so much free memory hold, each by itself; 0 = none.
+
+        A guess by layers is held against the exact sizes of the few levels that it names.
+        """
+        most = self.total - 1
+        found = np.zeros(free.shape, np.int64)
+        for unified in (False, True):
+            mine = pooled if unified else ~pooled
+            if most < 1 or not mine.any():
+                continue
+            guesses = np.array([self.needed(n) for n in range(most + 1)]) + self._rest_alone(unified)
+            level = np.clip(np.searchsorted(guesses, free[mine], side="right") - 1, 0, most)
+            claim = self._claims(unified)
+            for _ in range(ROUNDS):
+                higher = np.minimum(level + 1, most)
+                rising = (claim(higher) <= free[mine]) & (level < most)
+                falling = ~rising & (level > 0) & (claim(level) > free[mine])
+                level = np.where(rising, higher, level - falling)
+                if not (rising | falling).any():
+                    break
+            found[mine] = np.where(claim(level) <= free[mine], level, 0)
+        return found
+
+    def _claims(self, unified: bool) -> Callable[[Ints], Ints]:
+        def claims(levels: Ints) -> Ints:
+            table = np.zeros(self.total + 1, np.int64)
+            for n in np.unique(levels[levels > 0]).tolist():
+                share = self.alone(n).devices[0]
+                table[n] = share.unified if unified else share.vram
+            return table[levels]
+
+        return claims
+
+    def _rest_alone(self, unified: bool) -> int:
+        """What one device takes beside some of the layers."""
+        level = max(1, self.total // 2)
+        share = self.alone(level).devices[0]
+        return max(0, (share.unified if unified else share.vram) - self.needed(level))
 
     # -- several devices -------------------------------------------------------------------------------------
 
@@ -131,14 +165,41 @@ class Planner:
         """Bytes that so many layers take on devices whatever their division, buffers not counted."""
         return self.layers.held(self.total - level, self.total)
 
+    def left(self, level: int) -> int:
+        """Bytes of RAM that the other layers take at least."""
+        return self.layers.held(0, self.total - level)
+
     def at_most(self, size: int) -> int:
         """Layers that devices with so many bytes together can hold, whatever they are."""
         return self.total - self.layers.backward(self.total, size)
 
+    def bound(self, sizes: Sequence[int]) -> int:
+        """Layers that devices of these sizes can hold together, each by itself and all of them."""
+        most = self.at_most(sum(sizes))
+        rest = self.least_rest
+        return min(most, sum(self._longest(s - rest, most) for s in sizes))
+
+    def _longest(self, room: int, last: int) -> int:
+        key = (room, last)
+        found = self._runs.get(key)
+        if found is None:
+            if len(self._runs) >= KEPT:
+                self._runs.clear()
+            found = self._runs[key] = self.layers.longest(room, last)
+        return found
+
+    @property
+    def least_rest(self) -> int:
+        """What any of several devices takes at least beside layers."""
+        found = [
+            r for level in (self.total, 0) for u in (False, True) for r in self.rests(3, level, unified=u)
+        ]
+        return min(found)
+
     def rests(self, count: int, level: int, *, unified: bool) -> Rests:
         """What each of `count` devices takes beside its layers, at least about."""
         full = level == self.total
-        parts = min(count, 3)
+        parts = min(count, 3, self.total)
         key = (parts, full, unified)
         found = self._rests.get(key)
         if found is None:
@@ -151,7 +212,7 @@ class Planner:
                 max(0, (s.unified if unified else s.vram) - self.layers.held(a, b))
                 for s, a, b in zip(shares, ends, ends[1:], strict=False)
             ]
-            found = self._rests[key] = (over[0], over[1] if parts == 3 else over[-1], over[-1])
+            found = self._rests[key] = (over[0], over[len(over) // 2], over[-1])
         return found
 
     def exact(self, level: int, counts: tuple[int, ...]) -> Level:
@@ -184,7 +245,7 @@ class Planner:
         if sum(free) < self.needed(level):
             return None
         if count == 1:
-            return self._alone(rooms[0], level)
+            return self._on_one(rooms[0], level)
         if self.asked.split:
             given = self._given(rooms, level)
             return given.plan if given is not None and len(given.taken) == count else None
@@ -205,12 +266,11 @@ class Planner:
                 at += layers
         return None
 
-    def _alone(self, room: Room, level: int) -> Plan | None:
+    def _on_one(self, room: Room, level: int) -> Plan | None:
         free, unified = room
-        claim = int(self.alone[unified][level])
-        if claim > free:
-            return None
-        return Plan(self.asked.sizes.levels()[level], (level,), (claim,))
+        share = self.alone(level).devices[0]
+        claim = share.unified if unified else share.vram
+        return Plan(self.alone(level), (level,), (claim,)) if claim <= free else None
 
     def _given(self, rooms: Sequence[Room], level: int) -> Choosing | None:
         """The shares that a flag gives, on devices in their order that hold them."""
