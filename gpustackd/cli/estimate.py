@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
+from gpustackd.cli import gguf_table
 from gpustackd.cli.options import ConfigOption, Form, FormOption, settings
 from gpustackd.cli.output import console, print_json, print_table
 from gpustackd.errors import BadRow, UsageError
@@ -40,7 +41,11 @@ class Hub(StrEnum):
 
 def estimate(
     model: Annotated[
-        str, typer.Argument(metavar="PATH_OR_REPO", help="A directory, or a repository of a hub.")
+        str,
+        typer.Argument(
+            metavar="PATH_OR_REPO",
+            help="A directory, a .gguf file, a repository of a hub, or owner/name/file.gguf of one.",
+        ),
     ],
     source: Annotated[
         Hub | None,
@@ -56,16 +61,37 @@ def estimate(
         list[str] | None, typer.Option("--category", help="llm, embedding, …; detected where not given.")
     ] = None,
     revision: Annotated[str | None, typer.Option("--revision", help="Of the repository.")] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, max=15, help="GGUF: over how many GPUs. [default: 1]")
+    ] = None,
+    tensor_split: Annotated[
+        str | None, typer.Option("--tensor-split", help="GGUF: shares of the GPUs, as in 3,1.")
+    ] = None,
+    n_outputs: Annotated[
+        int | None,
+        typer.Option(
+            "--n-outputs",
+            min=0,
+            help="GGUF: logit rows that are reserved, 0 = one per token of a batch."
+            " [default: one per slot, as llama-server does]",
+        ),
+    ] = None,
     output: FormOption = Form.TEXT,
     config: ConfigOption = None,
 ) -> None:
     """What a model needs, part by part; needs no database.
 
-    Exit 1 where the size of the model cannot be known.
+    Of a GGUF file also for every number of layers on GPUs. Exit 1 where the size of the model cannot be
+    known, or its engine would not start.
 
     Example: gpustackd estimate Qwen/Qwen2.5-7B-Instruct --param=--tensor-parallel-size=2
     """
     spec = spec_of(model, source, backend, param or (), category or (), revision)
+    if spec.is_gguf:
+        gguf_table.answer(
+            model, spec, settings(config), output, devices=devices, split=tensor_split, rows=n_outputs
+        )
+        return
     found = anyio.run(_breakdown, settings(config), spec)
     if output is Form.JSON:
         print_json(found.as_json())
@@ -90,6 +116,10 @@ def spec_of(
     if source is None:
         looks_local = model.startswith(("/", ".", "~")) or path.exists()
         source = Hub.LOCAL_PATH if looks_local else Hub.HUGGINGFACE
+    file = None
+    if source is not Hub.LOCAL_PATH and model.endswith(".gguf") and model.count("/") > 1:
+        owner, name, file = model.split("/", 2)
+        model = f"{owner}/{name}"
     if source is not Hub.LOCAL_PATH and model.count("/") != 1:
         raise UsageError(
             f"{model} is neither a path that is there nor a repository",
@@ -104,13 +134,22 @@ def spec_of(
         "id": 0,
         "name": model,
         "source": source.value,
-        column: str(path.resolve()) if source is Hub.LOCAL_PATH else model,
+        column: _absolute(path) if source is Hub.LOCAL_PATH else model,
         "backend": backend,
         "backend_parameters": list(parameters),
         "categories": list(categories),
         "revision": revision,
     }
+    if file is not None:
+        row["model_scope_file_path" if source is Hub.MODEL_SCOPE else "huggingface_filename"] = file
     return model_spec(row)
+
+
+def _absolute(path: Path) -> str:
+    """A file keeps its name, though it is a link to one that is called otherwise (as in a hub's cache)."""
+    if path.suffix == ".gguf":
+        return str(path.parent.resolve() / path.name)
+    return str(path.resolve())
 
 
 async def _breakdown(found: Settings, spec: ModelSpec) -> Breakdown:

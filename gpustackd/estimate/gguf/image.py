@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from gpustackd.domain.backend_parameters import BackendParameters
 from gpustackd.domain.gguf import GgufFacts
-from gpustackd.domain.gguf_levels import Level, Share
+from gpustackd.domain.gguf_levels import Level
 from gpustackd.estimate.gguf.allowance import MIB, Allowance
+from gpustackd.estimate.gguf.shares import DeviceShare, Division, HostShare, level_of
 
 SIDE = 1024
 _CONDITIONERS = ("cond_stage_model.", "conditioner.", "text_encoders.", "text_model.", "te.")
@@ -60,22 +61,44 @@ class ImageSizes:
     def level(self, offload_layers: int, split: tuple[float, ...] = (), remotes: int = 0) -> Level:
         """Everything on devices, or on the host."""
         del remotes
-        devices = max(len(split), 1)
-        parts = self._parts()
-        host = 10 * MIB + self._facts.metadata_bytes + self._output() + self._allowance.process
-        if offload_layers <= 0:
-            return Level(0, (Share(0, 0, 0),) * devices, host + sum(parts), host + sum(parts))
-        conditioner, autoencoder, diffusion = parts
-        placed = {
-            1: [conditioner + autoencoder + diffusion],
-            2: [conditioner + autoencoder, diffusion],
-        }.get(devices, [conditioner, autoencoder, diffusion, *[0] * (devices - 3)])
-        runtime, _ = self._allowance.device(0)
-        shares = tuple(Share(int(i == devices - 1), p + runtime if p else 0, p) for i, p in enumerate(placed))
-        return Level(1, shares, host, host, full=True)
+        return level_of(self.divided(offload_layers, max(len(split), 1)))
 
-    def _parts(self) -> tuple[int, int, int]:
-        """Text encoders, autoencoder and diffusion network, each with its buffers."""
+    def divided(self, offload_layers: int, devices: int = 1) -> Division:
+        """Part by part: the diffusion network on the last of the devices, text encoders on the first."""
+        conditioner, autoencoder, diffusion = self._parts()
+        parts = [conditioner, autoencoder, diffusion]
+        if offload_layers <= 0:
+            placed: list[list[tuple[int, int]]] = [[] for _ in range(devices)]
+        elif devices == 1:
+            placed = [parts]
+        elif devices == 2:
+            placed = [parts[:2], parts[2:]]
+        else:
+            placed = [*([p] for p in parts), *([] for _ in range(devices - 3))]
+        runtime, unified = self._allowance.device(0)
+        shares = tuple(
+            DeviceShare(
+                layers=int(diffusion in held),
+                output=False,
+                weights=sum(weights for weights, _ in held),
+                kv_cache=0,
+                compute=sum(compute for _, compute in held),
+                allowance=runtime if held else 0,
+                unified_allowance=unified if held else 0,
+            )
+            for held in placed
+        )
+        host = HostShare(
+            weights=0 if offload_layers > 0 else sum(weights for weights, _ in parts),
+            kv_cache=0,
+            compute=0 if offload_layers > 0 else sum(compute for _, compute in parts),
+            output=self._output(),
+            allowance=10 * MIB + self._facts.metadata_bytes + self._allowance.process,
+        )
+        return Division(min(max(offload_layers, 0), 1), 1, shares, host)
+
+    def _parts(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Text encoders, autoencoder and diffusion network: weights and buffers of each."""
         conditioner = autoencoder = diffusion = 0
         for tensor in self._facts.tensors:
             if tensor.name.startswith(_CONDITIONERS):
@@ -85,14 +108,17 @@ class ImageSizes:
             else:
                 diffusion += tensor.size
         kind = self._kind()
-        conditioner += sum(8 * width * tokens for width, tokens in _CONDITIONING[kind])
         pixels = self._width * self._height
         plain, fused = _DIFFUSION[kind]
         if fused is not None and self._flags.flag("diffusion-fa", "flash-attention", "flash-attn", "fa"):
             compute = fused[0] + fused[1] * pixels
         else:
             compute = plain[0] + plain[1] * pixels + plain[2] * pixels**2
-        return conditioner, autoencoder + self._autoencoding(), diffusion + max(int(compute), 0)
+        return (
+            (conditioner, sum(8 * width * tokens for width, tokens in _CONDITIONING[kind])),
+            (autoencoder, self._autoencoding()),
+            (diffusion, max(int(compute), 0)),
+        )
 
     def _autoencoding(self) -> int:
         tiled = not self._flags.flag("image-no-autoencoder-tiling", "image-no-vae-tiling")

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
 from gpustackd.domain import backend_parameters
-from gpustackd.domain.backend_parameters import COLUMN
 from gpustackd.domain.demand import Need
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf import GgufFacts
-from gpustackd.domain.gguf_levels import GgufNeed, Level, Share
+from gpustackd.domain.gguf_levels import GgufNeed, Level
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.errors import BadRow
 from gpustackd.estimate.gguf.classify import distributable, is_image
 from gpustackd.estimate.gguf.image import ImageSizes
-from gpustackd.estimate.gguf.refusal import refusal
+from gpustackd.estimate.gguf.refusal import LlamaRefuses, refusal
 from gpustackd.estimate.gguf.serving import Serving, serving_of
-from gpustackd.estimate.gguf.shares import Division
+from gpustackd.estimate.gguf.shares import level_of
 from gpustackd.estimate.gguf.sizer import Sizer
 
 KEPT = 2048
@@ -57,22 +56,9 @@ class LayerSizes:
         if found is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            found = _level(self._sizer.divided(offload_layers, shares))
+            found = level_of(self._sizer.divided(offload_layers, shares))
             self._kept[offload_layers, shares] = found
         return found
-
-
-def _level(division: Division) -> Level:
-    return Level(
-        offload_layers=division.offload_layers,
-        devices=tuple(
-            Share(d.layers, d.claim if d.layers or d.output else 0, d.unified if d.layers or d.output else 0)
-            for d in division.devices
-        ),
-        ram=division.host.claim,
-        ram_unified=division.host.claim,
-        full=division.full,
-    )
 
 
 def gguf_need(spec: ModelSpec, facts: ModelFacts) -> tuple[Need, GgufNeed | None]:
@@ -87,7 +73,7 @@ def gguf_need(spec: ModelSpec, facts: ModelFacts) -> tuple[Need, GgufNeed | None
         need = Need(vram=sum(d.vram for d in full.devices), ram=0, ram_static=full.ram)
         return need, GgufNeed(images, image=True)
     sizer = sizer_of(header, spec.backend_parameters)
-    full = _level(sizer.divided(sizer.total_layers))
+    full = level_of(sizer.divided(sizer.total_layers))
     need = Need(
         vram=sum(d.vram for d in full.devices),
         ram=0,  # how much RAM is needed depends on the level: the search checks each
@@ -97,9 +83,10 @@ def gguf_need(spec: ModelSpec, facts: ModelFacts) -> tuple[Need, GgufNeed | None
     return need, GgufNeed(LayerSizes(sizer), distributable(header), sized_for=sized_for(sizer.serving))
 
 
-def sizer_of(header: GgufFacts, parameters: Sequence[str]) -> Sizer:
-    """The sizer of a model under its flags, kept for equal questions. Raise BadRow."""
-    return _sizer(_Identity(header), tuple(parameters))
+def sizer_of(header: GgufFacts, parameters: Sequence[str], *, rows: int | None = None) -> Sizer:
+    """The sizer of a model under its flags, kept for equal questions. `rows`: logits that are reserved; None
+    = one per slot, as llama-server does, 0 = one per token of a batch. Raise BadRow."""
+    return _sizer(_Identity(header), tuple(parameters), rows)
 
 
 class _Identity:
@@ -119,12 +106,14 @@ class _Identity:
 
 
 @lru_cache(maxsize=256)
-def _sizer(identity: _Identity, parameters: tuple[str, ...]) -> Sizer:
+def _sizer(identity: _Identity, parameters: tuple[str, ...], rows: int | None) -> Sizer:
     header = identity.header
     serving = serving_of(header, backend_parameters.parse(parameters))
+    if rows is not None:
+        serving = replace(serving, outputs=rows or serving.batch)
     sizer = Sizer(header, serving)
     if (why := refusal(header, sizer.dims, serving)) is not None:
-        raise BadRow(COLUMN, f"llama.cpp refuses to start: {why}")
+        raise LlamaRefuses(why)
     return sizer
 
 

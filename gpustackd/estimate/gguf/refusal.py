@@ -3,9 +3,19 @@ runs."""
 
 from __future__ import annotations
 
+from gpustackd.domain.backend_parameters import COLUMN
 from gpustackd.domain.gguf import GgufFacts
+from gpustackd.errors import BadRow
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.serving import Serving
+
+
+class LlamaRefuses(BadRow):
+    """llama.cpp would not start with these flags; `why` in its words."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(COLUMN, f"llama.cpp refuses to start: {why}")
+        self.why = why
 
 
 def refusal(facts: GgufFacts, dims: Dimensions, serving: Serving) -> str | None:

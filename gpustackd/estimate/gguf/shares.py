@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpustackd.domain.gguf_levels import Level, Share
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
@@ -20,6 +22,11 @@ class DeviceShare:
     allowance: int = 0
     unified_allowance: int = 0
     """… where the device takes its memory from the host's, and there is no runtime of its own."""
+
+    @property
+    def used(self) -> bool:
+        """Whether anything runs there; a device that is not used opens no context."""
+        return self.output or self.layers > 0 or self.needed > 0
 
     @property
     def needed(self) -> int:
@@ -78,3 +85,16 @@ class Division:
     def full(self) -> bool:
         """Whether everything is on devices."""
         return self.offload_layers == self.total_layers
+
+
+def level_of(division: Division) -> Level:
+    """What placement reads of it."""
+    return Level(
+        offload_layers=division.offload_layers,
+        devices=tuple(
+            Share(d.layers, d.claim, d.unified) if d.used else Share(0, 0, 0) for d in division.devices
+        ),
+        ram=division.host.claim,
+        ram_unified=division.host.claim,
+        full=division.full,
+    )
