@@ -54,17 +54,23 @@ CREATE TRIGGER workers_capacity_insert BEFORE INSERT ON workers
     FOR EACH ROW EXECUTE FUNCTION gpustackd_worker_capacity();
 
 -- Never on a heartbeat, nor on a plain booking: only on what a decision looks at, and on a marked row when
--- what is booked there changes.
-CREATE TRIGGER workers_capacity_update BEFORE UPDATE ON workers
+-- what is booked there changes. (Columns are listed because a statement reads the conditions of all triggers
+-- that its own columns concern, and for a heartbeat that was most of the work.)
+CREATE TRIGGER workers_capacity_update
+    BEFORE UPDATE OF name, cluster_id, state, labels, ram_total, ram_reserved, vram_reserved, unified_memory,
+                     cpu_arch, ip, ifname, advertise_address, port, service_port_range, ram_capacity
+    ON workers FOR EACH ROW
+    WHEN ((OLD.name, OLD.cluster_id, OLD.state, OLD.labels, OLD.ram_total, OLD.ram_reserved,
+           OLD.vram_reserved, OLD.unified_memory, OLD.cpu_arch, OLD.ip, OLD.ifname, OLD.advertise_address,
+           OLD.port, OLD.service_port_range, OLD.ram_capacity)
+          IS DISTINCT FROM
+          (NEW.name, NEW.cluster_id, NEW.state, NEW.labels, NEW.ram_total, NEW.ram_reserved,
+           NEW.vram_reserved, NEW.unified_memory, NEW.cpu_arch, NEW.ip, NEW.ifname, NEW.advertise_address,
+           NEW.port, NEW.service_port_range, NEW.ram_capacity))
+    EXECUTE FUNCTION gpustackd_worker_capacity();
+CREATE TRIGGER workers_capacity_booked BEFORE UPDATE OF ram_allocated ON workers
     FOR EACH ROW
-    WHEN ((OLD.over_committed AND OLD.ram_allocated <> NEW.ram_allocated)
-          OR (OLD.name, OLD.cluster_id, OLD.state, OLD.labels, OLD.ram_total, OLD.ram_reserved,
-              OLD.vram_reserved, OLD.unified_memory, OLD.cpu_arch, OLD.ip, OLD.ifname, OLD.advertise_address,
-              OLD.port, OLD.service_port_range, OLD.ram_capacity)
-             IS DISTINCT FROM
-             (NEW.name, NEW.cluster_id, NEW.state, NEW.labels, NEW.ram_total, NEW.ram_reserved,
-              NEW.vram_reserved, NEW.unified_memory, NEW.cpu_arch, NEW.ip, NEW.ifname, NEW.advertise_address,
-              NEW.port, NEW.service_port_range, NEW.ram_capacity))
+    WHEN (OLD.over_committed AND OLD.ram_allocated <> NEW.ram_allocated)
     EXECUTE FUNCTION gpustackd_worker_capacity();
 
 CREATE FUNCTION gpustackd_worker_to_gpus() RETURNS trigger
@@ -78,7 +84,7 @@ BEGIN
 END
 $$;
 
-CREATE TRIGGER workers_to_gpus AFTER UPDATE ON workers
+CREATE TRIGGER workers_to_gpus AFTER UPDATE OF state, vram_reserved, unified_memory ON workers
     FOR EACH ROW
     WHEN ((OLD.state = 'READY') <> (NEW.state = 'READY')
           OR OLD.vram_reserved <> NEW.vram_reserved
@@ -133,14 +139,20 @@ CREATE TRIGGER gpu_devices_capacity_insert BEFORE INSERT ON gpu_devices
     FOR EACH ROW EXECUTE FUNCTION gpustackd_gpu_capacity();
 
 -- Never on a usage sample, nor on a plain booking.
-CREATE TRIGGER gpu_devices_capacity_update BEFORE UPDATE ON gpu_devices
+CREATE TRIGGER gpu_devices_capacity_update
+    BEFORE UPDATE OF worker_id, index, type, vendor, name, uuid, arch_family, compute_capability,
+                     runtime_version, vram_total, links, network, schedulable, worker_ready, worker_reserve,
+                     unified, capacity, open
+    ON gpu_devices FOR EACH ROW
+    WHEN ((OLD.worker_id, OLD.index, OLD.type, OLD.vendor, OLD.name, OLD.uuid, OLD.arch_family,
+           OLD.compute_capability, OLD.runtime_version, OLD.vram_total, OLD.links, OLD.network,
+           OLD.schedulable, OLD.worker_ready, OLD.worker_reserve, OLD.unified, OLD.capacity, OLD.open)
+          IS DISTINCT FROM
+          (NEW.worker_id, NEW.index, NEW.type, NEW.vendor, NEW.name, NEW.uuid, NEW.arch_family,
+           NEW.compute_capability, NEW.runtime_version, NEW.vram_total, NEW.links, NEW.network,
+           NEW.schedulable, NEW.worker_ready, NEW.worker_reserve, NEW.unified, NEW.capacity, NEW.open))
+    EXECUTE FUNCTION gpustackd_gpu_capacity();
+CREATE TRIGGER gpu_devices_capacity_booked BEFORE UPDATE OF vram_allocated ON gpu_devices
     FOR EACH ROW
-    WHEN ((OLD.over_committed AND OLD.vram_allocated <> NEW.vram_allocated)
-          OR (OLD.worker_id, OLD.index, OLD.type, OLD.vendor, OLD.name, OLD.uuid, OLD.arch_family,
-              OLD.compute_capability, OLD.runtime_version, OLD.vram_total, OLD.links, OLD.network,
-              OLD.schedulable, OLD.worker_ready, OLD.worker_reserve, OLD.unified, OLD.capacity, OLD.open)
-             IS DISTINCT FROM
-             (NEW.worker_id, NEW.index, NEW.type, NEW.vendor, NEW.name, NEW.uuid, NEW.arch_family,
-              NEW.compute_capability, NEW.runtime_version, NEW.vram_total, NEW.links, NEW.network,
-              NEW.schedulable, NEW.worker_ready, NEW.worker_reserve, NEW.unified, NEW.capacity, NEW.open))
+    WHEN (OLD.over_committed AND OLD.vram_allocated <> NEW.vram_allocated)
     EXECUTE FUNCTION gpustackd_gpu_capacity();

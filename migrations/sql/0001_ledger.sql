@@ -42,7 +42,7 @@ END
 $$;
 
 -- However the placement went: back to PENDING, or cleared on a row in ERROR.
-CREATE TRIGGER model_instances_released AFTER UPDATE ON model_instances
+CREATE TRIGGER model_instances_released AFTER UPDATE OF state, worker_id ON model_instances
     FOR EACH ROW
     WHEN ((NEW.state = 'PENDING' AND OLD.state NOT IN ('PENDING', 'ANALYZING'))
           OR (OLD.worker_id IS NOT NULL AND NEW.worker_id IS NULL))

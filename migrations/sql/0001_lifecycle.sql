@@ -65,7 +65,8 @@ END
 $$;
 
 -- The two moves of the scheduler's hot path are decided in the WHEN clause alone.
-CREATE TRIGGER model_instances_guard_move BEFORE UPDATE ON model_instances
+CREATE TRIGGER model_instances_guard_move
+    BEFORE UPDATE OF state, worker_id, model_id, placement_epoch ON model_instances
     FOR EACH ROW
     WHEN ((OLD.state <> NEW.state
            AND NOT (OLD.state = 'PENDING' AND NEW.state = 'ANALYZING')

@@ -29,7 +29,8 @@ $$;
 
 CREATE TRIGGER workers_wake AFTER INSERT ON workers
     FOR EACH STATEMENT EXECUTE FUNCTION gpustackd_wake('worker');
-CREATE TRIGGER workers_wake_update AFTER UPDATE ON workers
+CREATE TRIGGER workers_wake_update
+    AFTER UPDATE OF state, labels, cluster_id, name, cpu_arch, unified_memory ON workers
     FOR EACH ROW
     WHEN ((NEW.state = 'READY' AND OLD.state <> 'READY')
           OR OLD.labels IS DISTINCT FROM NEW.labels
@@ -38,7 +39,10 @@ CREATE TRIGGER workers_wake_update AFTER UPDATE ON workers
           OR OLD.cpu_arch IS DISTINCT FROM NEW.cpu_arch
           OR OLD.unified_memory <> NEW.unified_memory)
     EXECUTE FUNCTION gpustackd_wake('worker');
-CREATE TRIGGER workers_wake_capacity AFTER UPDATE ON workers
+-- Columns that raise `ram_capacity` or take the mark away, themselves or through the trigger that keeps them.
+CREATE TRIGGER workers_wake_capacity
+    AFTER UPDATE OF ram_total, ram_reserved, vram_reserved, unified_memory, ram_capacity, ram_allocated,
+                    over_committed ON workers
     FOR EACH ROW
     WHEN (NEW.ram_capacity > coalesce(OLD.ram_capacity, -1)
           OR (OLD.over_committed AND NOT NEW.over_committed))
@@ -46,13 +50,17 @@ CREATE TRIGGER workers_wake_capacity AFTER UPDATE ON workers
 
 CREATE TRIGGER gpu_devices_wake AFTER INSERT ON gpu_devices
     FOR EACH STATEMENT EXECUTE FUNCTION gpustackd_wake('worker');
-CREATE TRIGGER gpu_devices_wake_update AFTER UPDATE ON gpu_devices
+CREATE TRIGGER gpu_devices_wake_update
+    AFTER UPDATE OF vram_total, schedulable, worker_ready, worker_reserve, unified, capacity, open,
+                    vram_allocated, over_committed ON gpu_devices
     FOR EACH ROW
     WHEN ((NEW.open AND NOT OLD.open)
           OR NEW.capacity > coalesce(OLD.capacity, -1)
           OR (OLD.over_committed AND NOT NEW.over_committed))
     EXECUTE FUNCTION gpustackd_wake('capacity');
-CREATE TRIGGER gpu_devices_wake_described AFTER UPDATE ON gpu_devices
+CREATE TRIGGER gpu_devices_wake_described
+    AFTER UPDATE OF vendor, name, uuid, arch_family, compute_capability, runtime_version, links, network
+    ON gpu_devices
     FOR EACH ROW
     WHEN ((OLD.vendor, OLD.name, OLD.uuid, OLD.arch_family, OLD.compute_capability, OLD.runtime_version,
            OLD.links, OLD.network)
