@@ -11,12 +11,16 @@ from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.view import View
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.outcome import Cure, NoFit, Outcome, Reason
+from gpustackd.domain.outcome import Cure, NoFit, Outcome, Placed, Reason
 from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import Pools
 from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.memo import Memo
+from gpustackd.placement.names import gib
 from gpustackd.placement.policy import Policy, Subject
+
+_REMEMBERED = 4096
+"""Demands of which the booking was looked at; then they are told of anew."""
 
 
 def signature(outcome: NoFit) -> str:
@@ -47,6 +51,7 @@ class Judge:
         self._policy = policy
         self._memo: Searches = Memo()
         self._refused: dict[Hashable, NoFit] = {}
+        self._looked_at: set[Hashable] = set()
         self._tick = -1
         self.flowing: set[Hashable] = set()
         """Parked groups of which the last try found a place: the next ones follow."""
@@ -97,7 +102,26 @@ class Judge:
         took = (perf_counter() - started) * 1000
         if isinstance(outcome, NoFit):
             self._refused[key] = outcome
+        elif key not in self._looked_at:
+            self._look_at(key, demand, outcome)
         return outcome, took
+
+    def _look_at(self, key: Hashable, demand: Demand, placed: Placed) -> None:
+        """Say once of a demand where what is booked holds the model, but not one longest sequence with it
+        (estimate spec section 4): the engine may then refuse to start."""
+        if len(self._looked_at) >= _REMEMBERED:
+            self._looked_at.clear()
+        self._looked_at.add(key)
+        booked = sum(v for p in placed.placement.parts for v in p.vram)
+        need = demand.need
+        if not booked or need.sequence is None or need.vram is None or booked - need.vram >= need.sequence:
+            return
+        text = (
+            f"{gib(booked)} are booked, {gib(need.vram)} of it for the model; one sequence of its"
+            f" longest length takes {gib(need.sequence)} of cache: set a shorter maximum"
+            " length, or give it more memory"
+        )
+        self._reports.event("warning", "placement.tight", model=demand.spec.name, reason=text)
 
     def probe(self, demand: Demand) -> Outcome:
         """Whether anything of this demand fits now; nothing is assumed."""

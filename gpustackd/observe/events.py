@@ -18,6 +18,7 @@ EVENTS = {
     "instance.lost": "the claim was not ours any more when the outcome came to be written",
     "instance.handed_back": "a claim was given back, undecided",
     "instance.preempted": "an instance gave way to one of higher priority",
+    "placement.tight": "what is booked holds the model, but not one sequence of its longest length",
     "placement.conflict": "another replica was faster on these rows; decided anew",
     "placement.overtaken": "news of the fleet came before the commit; decided anew",
     "lease.expired": "claims of a replica that is gone were taken back",

@@ -24,7 +24,13 @@ SHARE = int(48 * GIB * 0.9)
 MODELS: dict[str, tuple[Repo, int]] = {
     "as reported": (
         shapes.repository(
-            {**shapes.QWEN_72B, "torch_dtype": "float16", "quantization_config": shapes.GPTQ}, 42_000_000_000
+            {
+                **shapes.QWEN_72B,
+                "torch_dtype": "float16",
+                "quantization_config": shapes.GPTQ,
+                "max_position_embeddings": 262_144,
+            },
+            42_000_000_000,
         ),
         2,
     ),
@@ -60,11 +66,16 @@ async def test_a_72b_model_takes_as_many_cards_as_its_bytes_need_whatever_packs_
         if name == "as reported":
             assert 39.1 * GIB < found.claim_vram < 60 * GIB
     async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons, watching(site.url):
-        await daemons.start()
+        (daemon,) = await daemons.start()
         for row in await site.placed(waiting, patience=within(5)):
             _, cards = MODELS[waiting[row["id"]]]
             claim = row["computed_resource_claim"]
             assert len(set(row["gpu_indexes"])) == len(row["gpu_indexes"]) == cards, waiting[row["id"]]
             assert claim["vram"] == {str(n): SHARE for n in row["gpu_indexes"]}
             assert claim["vram_utilization"] == 0.9
+        # what is left of the booking holds no longest sequence: 80 GiB for the first, 10 for the others
+        await daemon.said("placement.tight", times=3)
+        told = {line["model"]: line["reason"] for line in daemon.told("placement.tight")}
+        assert told.keys() == {"as reported", "fp8", "bf16"}
+        assert "80.00 GiB of cache" in told["as reported"]
     assert await record.broken() == []
