@@ -37,6 +37,7 @@ class _Share:
     ram: int
     gpu_addresses: tuple[str, ...] = ()
     total_gpus: int | None = None
+    offload_layers: int | None = None
 
 
 def is_placed(document: Document) -> bool:
@@ -58,9 +59,13 @@ async def placement_of(connection: asyncpg.Connection, document: Document) -> Pl
     servers = values.get("distributed_servers") or {}
     shares = [main, *_subordinates(document, servers)]
     parts = [await _part(connection, document, share) for share in shares]
-    if len({p.worker_id for p in parts}) != len(parts):
-        raise _wrong(document, "distributed_servers", "names a worker twice")
     split = claim.get("tensor_split")
+    # layers of a GGUF model lie on devices, each with an entry of its own
+    workers = [p.worker_id for p in parts]
+    devices = [g for p in parts for g in p.gpu_ids]
+    repeated = len(set(workers if split is None else devices)) != len(workers if split is None else devices)
+    if repeated or workers[0] in workers[1:]:
+        raise _wrong(document, "distributed_servers", "names a worker twice")
     return Placement(
         parts=tuple(parts),
         vram_utilization=claim.get("vram_utilization"),
@@ -112,6 +117,7 @@ def _share(
         addresses = f.texts(raw.get("gpu_addresses") or [])
         total = None if raw.get("total_gpus") is None else f.count(raw["total_gpus"])
         gpu_type = None if raw.get("gpu_type") is None else f.name(raw["gpu_type"])
+        layers = None if claim.get("offload_layers") is None else f.count(claim["offload_layers"])
     except ValueError as error:
         raise _wrong(document, f"{at}gpu_indexes, gpu_type, ram", str(error)) from None
     if set(indexes) != set(vram):
@@ -123,8 +129,9 @@ def _share(
     if indexes and gpu_type is None:
         raise _wrong(document, f"{at}gpu_type", "is missing; indexes are counted within a type")
     return _Share(
-        worker, gpu_type, tuple(indexes), tuple(vram[i] for i in indexes), ram, tuple(addresses), total
-    )
+        worker, gpu_type, tuple(indexes), tuple(vram[i] for i in indexes), ram, tuple(addresses), total,
+        layers if at else None,
+    )  # fmt: skip
 
 
 _WORKER = "SELECT id, name, version, unified_memory, ip, advertise_address, ifname FROM workers WHERE "
@@ -172,6 +179,7 @@ async def _part(connection: asyncpg.Connection, document: Document, share: _Shar
         worker_ip=row["ip"],
         worker_advertise_address=row["advertise_address"],
         worker_ifname=row["ifname"],
+        offload_layers=share.offload_layers,
     )
 
 

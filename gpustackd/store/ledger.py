@@ -30,10 +30,10 @@ def claim_json(part: Part, placement: Placement) -> dict[str, Any]:
         "vram_utilization": placement.vram_utilization,
         "is_unified_memory": part.unified,
     }
-    for name in ("offload_layers", "total_layers"):
-        if (value := getattr(placement, name)) is not None:
-            claim[name] = value
-    if placement.tensor_split is not None:
+    layers = placement.offload_layers if part.offload_layers is None else part.offload_layers
+    known = {"offload_layers": layers, "total_layers": placement.total_layers}
+    claim |= {name: value for name, value in known.items() if value is not None}
+    if placement.tensor_split is not None and part is placement.parts[0]:
         claim["tensor_split"] = list(placement.tensor_split)
     if placement.sized_for is not None:
         claim["sized_for"] = dict(placement.sized_for)
@@ -81,6 +81,17 @@ def worker_booking(part: Part) -> int | None:
     return None
 
 
+def worker_bookings(placement: Placement) -> list[tuple[Part, int]]:
+    """What a placement takes from workers' own rows, once per worker whatever the number of its parts there;
+    with it the first of these parts."""
+    found: dict[int, tuple[Part, int]] = {}
+    for part in placement.parts:
+        if (amount := worker_booking(part)) is not None:
+            first, before = found.get(part.worker_id, (part, 0))
+            found[part.worker_id] = (first, before + amount)
+    return list(found.values())
+
+
 def bookings(instance_id: int, model_id: int, placement: Placement) -> list[Booking]:
     """The ledger rows of one placement."""
     rows: list[Booking] = []
@@ -121,8 +132,10 @@ def commit_arguments(owner: UUID, replica: str, batch: Sequence[Proposal]) -> tu
         l_from.append(len(ledger) + 1)
         for n, part in enumerate(proposal.decision.placement.parts):
             _ledger_rows(ledger, proposal.claim.id, part, "main" if n == 0 else "subordinate")
-            if (amount := worker_booking(part)) is not None:
-                workers.append((part.worker_id, amount, part.unified, part.worker_version))
+        workers.extend(
+            (part.worker_id, amount, part.unified, part.worker_version)
+            for part, amount in worker_bookings(proposal.decision.placement)
+        )
         w_to.append(len(workers))
         l_to.append(len(ledger))
     return (

@@ -202,9 +202,8 @@ class MemoryStore(Rows):
         undo: list[tuple[Worker | Gpu, int, int, bool]] = []
         gpus: list[int] = []
         workers: list[int] = []
-        for part in placement.parts:
-            need = ledger.worker_booking(part)
-            if need is not None and not self._book_worker(part, need, placement, undo):
+        for part, need in ledger.worker_bookings(placement):
+            if not self._book_worker(part, need, placement, undo):
                 workers.append(part.worker_id)
                 break
         for part in () if workers else placement.parts:
