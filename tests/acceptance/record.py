@@ -20,7 +20,7 @@ from gpustackd.store.audit import audit_on
 from tests.integration.world import connected
 
 POLL = 0.2
-GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
+GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)
 """What a connection raises whose server goes away."""
 
 INSTALL = """

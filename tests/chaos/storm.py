@@ -209,8 +209,7 @@ class Storm:
         self._users.broken = True
         crash = self.plan.crashes and self._chance.random() < 0.5
         await anyio.to_thread.run_sync(lambda: self._server.restart(crash=crash))
-        await anyio.sleep(0.5)
-        self._users.broken = False
+        self._users.broken, self._users.stale = False, True
 
     async def _deafen(self) -> None:
         """No notification is sent for longer than a rescan takes to come; probes are still heard."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import asyncpg
 
 from tests.acceptance.machines import GIB, Site, W
 from tests.acceptance.record import GONE
@@ -52,6 +53,8 @@ class Users:
     inserted: int = 0
     broken: bool = False
     """The server is being restarted: connections may be lost."""
+    stale: bool = False
+    """Our connection may be of a time before the last restart."""
     _sql: Any = None
     _number: int = 0
 
@@ -82,19 +85,26 @@ class Users:
             try:
                 if self._sql is None or self._sql.is_closed():
                     self._sql = await connected(self.url, application_name="users")
+                    self.stale = False
                 await deed()
                 self.did[deed.__name__.strip("_")] += 1
                 return
             except GONE as error:
-                lost = self._sql is None or self._sql.is_closed() or isinstance(error, OSError)
-                if not (lost and self.broken):
+                if not ((self.broken or self.stale) and self._lost(error)):
                     self.failed.append(f"{deed.__name__}: {type(error).__name__}: {error}")
                     return
+                self.close()
                 await anyio.sleep(0.1)
+
+    def _lost(self, error: BaseException) -> bool:
+        """Whether this says that the server is away, and not that a statement was wrong."""
+        gone = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+        return self._sql is None or self._sql.is_closed() or isinstance(error, gone)
 
     def close(self) -> None:
         if self._sql is not None:
             self._sql.terminate()
+            self._sql = None
 
     # -- instances ------------------------------------------------------------------------------------
 
