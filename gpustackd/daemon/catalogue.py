@@ -40,12 +40,19 @@ class Catalogue:
     """`demand` answers from memory alone; `read` fetches what is missing."""
 
     def __init__(
-        self, store: Store, reader: ModelReader, reports: Reports, clock: Callable[[], float]
+        self,
+        store: Store,
+        reader: ModelReader,
+        reports: Reports,
+        clock: Callable[[], float],
+        *,
+        count_draft: bool = False,
     ) -> None:
         self._store = store
         self._reader = reader
         self._reports = reports
         self._clock = clock
+        self._count_draft = count_draft
         self._records: dict[int, ModelRecord] = {}
         self._stale: set[int] = set()
         self._demands: dict[int, tuple[ModelFacts, Demand]] = {}
@@ -152,7 +159,7 @@ class Catalogue:
             return kept[1]
         try:
             spec = self._evaluated(spec, facts)
-            demand = build_demand(spec, facts)
+            demand = build_demand(spec, facts, count_draft=self._count_draft)
         except BadRow as error:
             return refusal("model.invalid", f"model {record.name} cannot be used: {error}", Cure.MODEL)
         except Exception as error:  # nor one that trips an estimate

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
 from gpustackd.settings import Settings
 from gpustackd.sources.library import ReaderOptions
@@ -39,6 +40,7 @@ def reader_options(settings: Settings) -> ReaderOptions:
         modelscope_endpoint=settings.modelscope_endpoint,
         worker_token=worker_token(settings),
         cache_dir=_cache_folder(),
+        size_draft=PREFER_DRAFT_WEIGHTS in settings.prefer,
     )
 
 

@@ -30,6 +30,7 @@ from gpustackd.daemon.unique_queue import UniqueQueue
 from gpustackd.daemon.usage import Usage
 from gpustackd.daemon.view import View
 from gpustackd.errors import Contended, DatabaseUnavailable, WrongRevision
+from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
 from gpustackd.ports import Health, ModelReader, Store
 
@@ -93,7 +94,8 @@ class Session:
         await self._store.hand_back(owner)
         await self.view.load()
         self._around.fleet = self.view.fleet
-        catalogue = Catalogue(self._store, self._reader, self._reports, monotonic)
+        draft = PREFER_DRAFT_WEIGHTS in self._policy.prefer
+        catalogue = Catalogue(self._store, self._reader, self._reports, monotonic, count_draft=draft)
         judge = Judge(self.view, self._policy, self._reports)
         judge.set_paths(self._paths.facts)
         self._paths.changed, self._paths.tell = judge.set_paths, self._gathering.tell

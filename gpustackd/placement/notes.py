@@ -1,4 +1,4 @@
-"""Every "Do better" note of the specifications that concerns placing: what it is here, and where it lives.
+"""Every "Do better" note of the specifications that concerns sizing and placing: what it is here, and where.
 
 A note that mends a crash, a wrong number, a leak or a refusal of what fits is the default (`MEND`). A note
 that would only prefer another correct placement is an opt-in setting (`PREFER`, `GPUSTACKD_PREFER_*`).
@@ -31,12 +31,61 @@ class Note:
 
 PREFER_MEAN_OVER_GPUS = "prefer_mean_over_gpus"
 PREFER_DOMINANT_RESOURCE = "prefer_dominant_resource"
-PREFERENCES = (PREFER_MEAN_OVER_GPUS, PREFER_DOMINANT_RESOURCE)
+PREFER_DRAFT_WEIGHTS = "prefer_draft_weights"
+PREFERENCES = (PREFER_MEAN_OVER_GPUS, PREFER_DOMINANT_RESOURCE, PREFER_DRAFT_WEIGHTS)
 """Settings that switch preferences on, as `GPUSTACKD_` names in lower case."""
 
 _M, _P, _L = Kind.MEND, Kind.PREFER, Kind.LATER
 
 NOTES: tuple[Note, ...] = (
+    # -- reading and sizing models
+    Note(
+        "estimate.2.one_format",
+        _M,
+        "one format, counted once, alike for hubs and paths",
+        "sources.weight_files",
+    ),
+    Note("estimate.2.listing", _M, "listings age, and are pinned to a commit", "sources.library"),
+    Note(
+        "estimate.2.known_size", _M, "a downloaded copy tells the size where no source does", "sources.reader"
+    ),
+    Note(
+        "estimate.2.2.workers",
+        _M,
+        "silent workers leave it unknown; losers are cancelled",
+        "sources.worker_files",
+    ),
+    Note("estimate.2.3.unknown", _M, "a size that is not known is said, and never 0", "domain.facts"),
+    Note(
+        "estimate.3.local_adapters", _M, "adapters on paths count whatever the base model", "sources.reader"
+    ),
+    Note("estimate.4.override", _M, "an override that is no number is told and not used", "estimate.claim"),
+    Note(
+        "estimate.4.draft",
+        _P,
+        "the weights of a draft model count",
+        f"GPUSTACKD_{PREFER_DRAFT_WEIGHTS.upper()}",
+    ),
+    Note(
+        "estimate.4.sequence", _M, "a booking without room for a longest sequence is told of", "daemon.judge"
+    ),
+    Note("estimate.5.ratio", _M, "RAM that follows the booking is checked as it is booked", "fit.cards"),
+    Note(
+        "estimate.6.1.data",
+        _M,
+        "configurations are data; no code of a repository runs",
+        "sources.config_json",
+    ),
+    Note(
+        "estimate.7.readings", _M, "vision parts, `dtype`, latent attention are read", "sources.config_json"
+    ),
+    Note(
+        "estimate.9.table", _M, "architectures are a data file; endings tell the rest", "estimate.categories"
+    ),
+    Note(
+        "estimate.11.custom", _M, "engines of a person's own are not held against tables", "estimate.evaluate"
+    ),
+    Note("estimate.11.1.enough_picked", _M, "fewer picked GPUs than replicas are refused", "fit.engines"),
     # -- selectors: common rules
     Note("selectors.1.effective_backend", _M, "an unset backend means vLLM", "estimate.demand"),
     Note("selectors.2.vram_utilization", _M, "the share of a card is told on every claim", "fit.seat"),
@@ -69,7 +118,6 @@ NOTES: tuple[Note, ...] = (
     Note(
         "selectors.7.count", _M, "a choice over several workers has exactly the GPUs asked for", "fit.manual"
     ),
-    Note("estimate.11.1.enough_picked", _M, "fewer picked GPUs than replicas are refused", "fit.engines"),
     Note("selectors.7.rate_order", _M, "subordinate GPUs are ordered by what is free", "fit.manual"),
     Note(
         "selectors.7.limit",

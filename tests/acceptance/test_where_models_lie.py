@@ -76,8 +76,7 @@ async def test_a_model_is_sized_alike_wherever_it_lies(site: Site, record: Recor
         async with crew(site.url, tmp_path / "logs", **settings) as daemons, watching(site.url):
             await daemons.start()
             for name, columns in sources.items():
-                env = {"GPUSTACK_MODEL_RAM_CLAIM": "0"}
-                model = await site.model(name=name, backend="Custom", env=env, categories=None, **columns)
+                model = await site.model(name=name, backend="Custom", categories=None, **columns)
                 (row,) = await site.placed(await site.instances(model), patience=within(5))
                 (index,) = row["gpu_indexes"]
                 assert row["computed_resource_claim"]["vram"] == {str(index): CLAIM}, name
@@ -113,4 +112,22 @@ async def test_what_a_hub_refuses_is_told_and_an_edit_has_it_tried_at_once(
             hub.fail.clear()  # the hub has come round; an edit has them tried at once
             await site.sql.execute("UPDATE models SET env = '{}'")
             await site.placed([ids["busy"], ids["broken"]], patience=within(5))
+    assert await record.broken() == []
+
+
+async def test_a_draft_model_counts_where_that_is_preferred_and_nowhere_else(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    await site.fleet(W("w1", 512, "2x24", "2/1"))
+    here = shapes.written(tmp_path / "here", shapes.repository(CONFIG, WEIGHTS))
+    draft = shapes.written(tmp_path / "draft", shapes.repository(CONFIG, GIB))
+    speculative = {"speculative_config": {"enabled": True, "draft_model": {"local_path": str(draft)}}}
+    model = await site.model(source="local_path", local_path=str(here), backend="Custom", **speculative)
+    for prefer, weights in (("false", WEIGHTS), ("true", WEIGHTS + GIB)):
+        settings = {"lease": 60, "rescan_interval": 600, "prefer_draft_weights": prefer}
+        async with crew(site.url, tmp_path / f"logs-{prefer}", **settings) as daemons:
+            await daemons.start()
+            (row,) = await site.placed(await site.instances(model), patience=within(5))
+            assert set(row["computed_resource_claim"]["vram"].values()) == {int(weights * 1.2) + 2 * GIB}
+            await site.delete("model_instances", row["id"])
     assert await record.broken() == []
