@@ -288,7 +288,7 @@ class LayersOverWorkers:
             yield seats(layout, self.asked, self.remote_ram)
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        return gguf_lacking.many_workers(self, rows), Cure.CAPACITY
+        return gguf_lacking.many_workers(self, rows) if len(rows) else [], Cure.CAPACITY
 
 
 def holds_ram(main: Main, plan: Plan, own: int) -> bool:

@@ -96,7 +96,7 @@ class LayeredTier(OneWorkerTier):
                 yield (self.seat(w, 0),)
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        return gguf_lacking.LACKING[self.code](self, rows), Cure.CAPACITY
+        return gguf_lacking.LACKING[self.code](self, rows) if len(rows) else [], Cure.CAPACITY
 
 
 class AllOnOneGpu(LayeredTier):

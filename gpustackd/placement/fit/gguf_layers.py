@@ -49,8 +49,14 @@ class Layers:
     # -- every device takes part ---------------------------------------------------------------------------
 
     def filled(self, start: int, rooms: Sequence[int]) -> tuple[int, ...] | None:
-        """Layers of each device when the first ones take all they hold, at least one each; None where the
-        layers from `start` on do not fit."""
+        """Layers of each device, at least one each; None where the layers from `start` on do not fit so."""
+        found = self._greedy(start, rooms)
+        if found is None and sum(rooms) >= self.held(start, self.count):
+            return self._sparing(start, rooms)
+        return found
+
+    def _greedy(self, start: int, rooms: Sequence[int]) -> tuple[int, ...] | None:
+        """The first devices take all that they hold. Where layers are alike, no other way does more."""
         counts = []
         at = start
         for behind, room in zip(range(len(rooms) - 1, 0, -1), rooms, strict=False):
@@ -62,6 +68,28 @@ class Layers:
         if at >= self.count or self.held(at, self.count) > rooms[-1]:
             return None
         return (*counts, self.count - at)
+
+    def _sparing(self, start: int, rooms: Sequence[int]) -> tuple[int, ...] | None:
+        """A device takes less than it holds where the next one could not take the layer that comes then."""
+        reached: list[dict[int, int]] = [{start: start}]
+        for room in rooms:
+            known = sorted(reached[-1])
+            ends: dict[int, int] = {}
+            for end in range(known[0] + 1, self.count + 1):
+                at = bisect_left(known, self.backward(end, room))
+                if at < len(known) and known[at] < end:
+                    ends[end] = known[at]
+            if not ends:
+                return None
+            reached.append(ends)
+        counts: list[int] = []
+        end = self.count
+        for ends in reached[:0:-1]:
+            if end not in ends:
+                return None
+            counts.append(end - ends[end])
+            end = ends[end]
+        return tuple(reversed(counts))
 
     def balanced(
         self, start: int, free: Sequence[int], rest: Sequence[int], rounds: int = 8
@@ -82,24 +110,20 @@ class Layers:
                 best, high = found, middle
         return best
 
-    def deepest(self, rooms: Sequence[int]) -> int:
-        """How many layers, counted from the last, the devices hold together, each at least one; 0 where one
-        holds none."""
-        at = self.count
-        for n, room in zip(range(len(rooms), 0, -1), reversed(rooms), strict=True):
-            start = max(self.backward(at, room), n - 1)
-            if start >= at:
-                return 0
-            at = start
-        return self.count - at
-
     # -- some of the devices do ------------------------------------------------------------------------------
+
+    def deepest(self, rooms: Sequence[int]) -> int:
+        """How many layers, counted from the last, the devices hold together; some may hold none."""
+        at = self.count
+        for room in reversed(rooms):
+            at = self.backward(at, room)
+        return self.count - at
 
     def chosen(
         self, start: int, free: Sequence[int], rests: tuple[int, int, int], count: int
     ) -> tuple[int, ...] | None:
-        """So many of the devices, in their order, that hold the layers from `start` on; None where no choice
-        does. `rests`: what the first, an inner, and the last device take beside layers.
+        """At most so many of the devices, in their order, that hold the layers from `start` on; None where no
+        choice does. `rests`: what the first, an inner, and the last device take beside layers.
 
         To have come further with the same number of devices is never worse, so that one best way per number
         is kept from device to device.
@@ -111,13 +135,15 @@ class Layers:
                 before = reached[c]
                 if before is None:
                     continue
-                rest = rests[0] if c == 0 else rests[2] if c == count - 1 else rests[1]
-                end = min(self.forward(before[0], size - rest), self.count - (count - 1 - c))
+                end = self.forward(before[0], size - rests[1 if c else 0])
+                if end >= self.count and size - rests[2] < self.held(before[0], self.count):
+                    end = self.count - 1  # all but the output, which takes more
+                if end >= self.count:
+                    return (*before[1], j)
                 known = reached[c + 1]
                 if end > before[0] and (known is None or end > known[0]):
                     reached[c + 1] = (end, (*before[1], j))
-        last = reached[count]
-        return last[1] if last is not None and last[0] == self.count else None
+        return None
 
 
 def shared_out(shares: Sequence[float], layers: int) -> tuple[int, ...]:

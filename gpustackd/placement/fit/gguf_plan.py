@@ -142,19 +142,8 @@ class Planner:
 
     def exactly(self, rooms: Sequence[Room], order: Sequence[int], level: int, count: int) -> Choosing | None:
         """The same with a number of devices."""
-        if self.asked.split:
-            return self._given(rooms, level) if count == len(self.asked.split) else None
-        first = tuple(sorted(order[:count]))
-        plan = self.divided([rooms[i] for i in first], level)
-        if plan is not None:
-            return Choosing(first, plan)
-        if count == len(rooms) or not self._could_hold(rooms, order[:count], level):
-            return None
-        rests = self.rests(count, level, unified=any(u for _, u in rooms))
-        free = [f for f, _ in rooms]
-        taken = self.layers.chosen(self.total - level, free, rests, count)
-        plan = self.divided([rooms[i] for i in taken], level) if taken else None
-        return Choosing(taken, plan) if taken and plan else None
+        found = self._some(rooms, order, level, count)
+        return found if found is not None and len(found.taken) == count else None
 
     def deepest(self, rooms: Sequence[Room], order: Sequence[int]) -> Choosing | None:
         """The devices, as few as can be, that hold the most layers (not all of them) together."""
@@ -300,10 +289,25 @@ class Planner:
             return self._given(rooms, level)
         for count in range(2, min(most, len(rooms), MOST_DEVICES, level) + 1):
             if self._could_hold(rooms, order[:count], level):
-                found = self.exactly(rooms, order, level, count)
+                found = self._some(rooms, order, level, count)
                 if found is not None:
                     return found
         return None
+
+    def _some(self, rooms: Sequence[Room], order: Sequence[int], level: int, count: int) -> Choosing | None:
+        """The first so many in `order`, else any that hold so many layers."""
+        if self.asked.split:
+            return self._given(rooms, level) if count == len(self.asked.split) else None
+        first = tuple(sorted(order[:count]))
+        plan = self.divided([rooms[i] for i in first], level)
+        if plan is not None:
+            return Choosing(first, plan)
+        if count == len(rooms) or not self._could_hold(rooms, order[:count], level):
+            return None
+        rests = self.rests(count, level, unified=any(u for _, u in rooms))
+        taken = self.layers.chosen(self.total - level, [f for f, _ in rooms], rests, count)
+        plan = self.divided([rooms[i] for i in taken], level) if taken else None
+        return Choosing(taken, plan) if taken and plan else None
 
     def _deepest(self, rooms: Sequence[Room], order: Sequence[int]) -> Choosing | None:
         most = self.total - 1
@@ -311,14 +315,11 @@ class Planner:
             return self._deepest_given(rooms, most)
         taken = sorted(order[:MOST_DEVICES])
         level = self._reach(rooms, taken, most)
-        if not level:
-            taken = sorted(self._useful(rooms, taken))
-            level = self._reach(rooms, taken, most)
         for i in reversed(order):
             fewer = [x for x in taken if x != i]
             if i in taken and len(fewer) > 1 and self._reach(rooms, fewer, most) >= level:
                 taken = fewer
-        while level >= max(len(taken), 1):
+        while level >= max(len(taken), 2):
             plan = self.divided([rooms[i] for i in taken], level)
             if plan is not None:
                 return Choosing(tuple(taken), plan)
@@ -330,14 +331,9 @@ class Planner:
         count = len(taken)
         if not 1 < count <= most:
             return 0
-        own, pooled = (self.rests(count, max(most // 2, count), unified=u) for u in (False, True))
+        own, pooled = (self.rests(count, 0, unified=u) for u in (False, True))
         free = [rooms[i][0] - (pooled if rooms[i][1] else own)[_place(n, count)] for n, i in enumerate(taken)]
         return min(self.layers.deepest(free), most)
-
-    def _useful(self, rooms: Sequence[Room], taken: Sequence[int]) -> list[int]:
-        """Those that hold a layer at all."""
-        own, pooled = (self.rests(3, self.total // 2, unified=u)[1] for u in (False, True))
-        return [i for i in taken if rooms[i][0] >= (pooled if rooms[i][1] else own) + self.layers.least]
 
     def _deepest_given(self, rooms: Sequence[Room], most: int) -> Choosing | None:
         best: Choosing | None = None
