@@ -95,6 +95,7 @@ def splits_vision(demand: Demand, parameters: BackendParameters, compat: bool) -
 
 def share(demand: Demand, parameters: BackendParameters, compat: bool) -> float:
     """u: the share of every card that vLLM takes; 0 = it takes what the model needs (section 9.2)."""
+    named = architectures(demand, parameters, compat)  # unreadable overrides stop the engine in any case
     given = parameters.number(SHARE)
     if given is not None:
         if not compat and not 0 < given <= 1:
@@ -103,7 +104,7 @@ def share(demand: Demand, parameters: BackendParameters, compat: bool) -> float:
     categories = demand.categories
     if not categories or "llm" in categories or "speech_to_text" in categories:
         return DEFAULT_SHARE
-    if POOLING_LANGUAGE_MODELS & set(architectures(demand, parameters, compat)):
+    if POOLING_LANGUAGE_MODELS & set(named):
         return DEFAULT_SHARE
     return 0.0
 
@@ -117,7 +118,7 @@ def architectures(demand: Demand, parameters: BackendParameters, compat: bool) -
     try:
         overrides: Any = json.loads(raw)
     except (ValueError, RecursionError):
-        raise BadRow(COLUMN, "--hf-overrides is not JSON") from None
+        raise BadRow(COLUMN, f"--hf-overrides is {raw[:60]!r}, not JSON") from None
     named = overrides.get("architectures") if isinstance(overrides, dict) else None
     return tuple(str(a) for a in named) if isinstance(named, list) and named else own
 

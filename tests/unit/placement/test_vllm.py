@@ -68,17 +68,16 @@ def test_an_explicit_world_size_takes_exactly_that_many():
         (["--tp=0"], "--tensor-parallel-size is 0"),
         (["--gpu-memory-utilization=1.5"], "--gpu-memory-utilization is 1.5"),
         (["--gpu-memory-utilization=lots"], "'lots'"),
-        (["--hf-overrides={broken"], "--hf-overrides"),
+        (["--hf-overrides={broken"], "--hf-overrides is '{broken', not JSON"),
         (["--distributed-executor-backend=mp", "--tp=2", "--dp=3", "--dpl=2"], "no multiple"),
     ],
 )
 def test_flags_that_cannot_be_used_are_named_and_only_an_edit_helps(flags, said):
-    categories = ("embedding",) if "overrides" in flags[0] else ("llm",)
-    outcome = refused(
-        fleet("1x8xH100-80"), demand(10, heads=64, backend_parameters=flags, categories=categories)
-    )
-    assert said in outcome.message
-    assert outcome.cures == Cure.MODEL
+    for categories in (("llm",), ("embedding",)):
+        wanted = demand(10, heads=64, backend_parameters=flags, categories=categories)
+        outcome = refused(fleet("1x8xH100-80"), wanted)
+        assert said in outcome.message
+        assert outcome.cures == Cure.MODEL
 
 
 def test_an_unknown_size_is_never_placed():
