@@ -56,7 +56,7 @@ QUICK = Size(
     full_burst=400, replica_rounds=1, instances=4000, growth=(100, 1000), growth_burst=160, growth_rounds=1,
 )  # fmt: skip
 LONG = Size(
-    workers=5000, burst=6400, rounds=4, singles=400, parked=10_000, parked_rounds=2,
+    workers=5000, burst=6000, rounds=4, singles=400, parked=10_000, parked_rounds=2,
     full_workers=500, full_burst=3200, replica_rounds=2, instances=20_000,
     growth=(100, 1000, 5000), growth_burst=160, growth_rounds=7,
 )  # fmt: skip
