@@ -5,7 +5,6 @@ Shapes are stable: `gpustackd get -o json` prints them as they are. Sizes in byt
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -15,6 +14,7 @@ import asyncpg
 
 from gpustackd.errors import DatabaseUnavailable, Refused
 from gpustackd.store.connect import UNREACHABLE, connect, unavailable
+from gpustackd.store.jsonb import set_codec
 from gpustackd.store.revision import judge
 
 Row = dict[str, Any]
@@ -29,8 +29,10 @@ SELECT w.id, w.name, c.name AS cluster, w.state, w.state_message, w.labels, w.ip
        (SELECT count(DISTINCT instance_id) FROM instance_claims k WHERE k.worker_id = w.id) AS instances
   FROM workers w
   LEFT JOIN clusters c ON c.id = w.cluster_id
-  LEFT JOIN (SELECT worker_id, count(*) AS count, sum(vram_total)::bigint AS total,
-                    sum(vram_allocated)::bigint AS allocated, bool_or(over_committed) AS over
+  LEFT JOIN (SELECT worker_id, count(*) AS count,
+                    least(sum(vram_total), 9223372036854775807)::bigint AS total,
+                    least(sum(vram_allocated), 9223372036854775807)::bigint AS allocated,
+                    bool_or(over_committed) AS over
                FROM gpu_devices GROUP BY worker_id) g ON g.worker_id = w.id
  WHERE $1::text IS NULL OR w.name = $1
  ORDER BY w.name, w.id"""
@@ -79,7 +81,8 @@ SELECT i.id, i.name, m.name AS model, i.state, i.state_message, i.worker_name AS
        coalesce(i.priority, m.priority) AS priority, i.role, i.group_id, i.placement_epoch, i.attempts,
        i.next_attempt_at, coalesce(i.reasons, '[]') AS reasons, i.created_at, i.scheduled_at
   FROM model_instances i JOIN models m ON m.id = i.model_id
-  LEFT JOIN (SELECT instance_id, sum(vram)::bigint AS vram, sum(ram)::bigint AS ram
+  LEFT JOIN (SELECT instance_id, least(sum(vram), 9223372036854775807)::bigint AS vram,
+                    least(sum(ram), 9223372036854775807)::bigint AS ram
                FROM instance_claims GROUP BY instance_id) k ON k.instance_id = i.id
  WHERE $1::text IS NULL OR i.name = $1
  ORDER BY i.name, i.id"""
@@ -111,9 +114,7 @@ async def connected(
     """
     connection = await connect(url, application_name=application_name, **more)
     try:
-        await connection.set_type_codec(
-            "jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog", format="text"
-        )
+        await set_codec(connection)
         if not any_revision:
             judge(await revision(connection))
         yield connection

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from gpustackd.store import ledger
 from gpustackd.store.backends import BACKENDS, backends_of
 from gpustackd.store.connect import CONNECT_TIMEOUT, SCHEMA, UNREACHABLE, connect, unavailable
 from gpustackd.store.foreign import FOREIGN
+from gpustackd.store.jsonb import Unreadable, set_codec
 from gpustackd.store.pools import DEVICES, TYPES, pools_of
 
 _CONTENDED = (
@@ -110,9 +110,7 @@ class PostgresStore:
             return await connect(url, application_name=name, pooled=pooled, **more)
 
         async def prepare(connection: Any) -> None:
-            await connection.set_type_codec(
-                "jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog", format="text"
-            )
+            await set_codec(connection)
             if not pooled:  # a session of ours alone
                 await connection.execute("SET lock_timeout = '5s'; SET statement_timeout = '30s'")
 
@@ -165,6 +163,11 @@ class PostgresStore:
         except _NO_SCHEMA as error:
             raise DatabaseUnavailable(
                 f"the schema is missing or wrong: {error}", "run `gpustackd migrate`"
+            ) from error
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise DatabaseUnavailable(
+                f"the database does not let this user do that: {error}",
+                "grant it, or connect as another user",
             ) from error
         except UNREACHABLE as error:
             raise unavailable(self._url, error) from error
@@ -391,6 +394,9 @@ def _worker(r: Any) -> WorkerRow:
 
 def _model(r: Any) -> ModelRecord:
     try:
+        for column, value in r.items():
+            if isinstance(value, Unreadable):
+                raise BadRow(column, value)
         return ModelRecord(r["id"], r["version"], r["name"], model_spec(dict(r)))
     except BadRow as error:
         return ModelRecord(r["id"], r["version"], r["name"], None, str(error))

@@ -7,7 +7,9 @@ import json
 import asyncpg
 import pytest
 
+from gpustackd.domain.fleet import Fleet
 from gpustackd.ports import CommitCode
+from gpustackd.store.inventory import Inventory
 from tests.integration.ears import listening
 from tests.integration.world import GIB, World
 
@@ -157,3 +159,44 @@ async def test_a_refused_statement_says_what_to_do_instead_and_leaves_everything
     assert refused.value.hint or refused.value.constraint_name
     assert await world.ledger() == before
     await works(world)
+
+
+async def test_jsonb_that_no_reader_takes_costs_its_own_row_alone(world: World) -> None:
+    good = await world.model()
+    bad = {
+        "env": json.dumps("[" * 3000),
+        "gather": "[" * 3000 + "]" * 3000,
+        "backend_parameters": "[" + "9" * 5000 + "]",
+    }
+    ids = {}
+    for column, text in bad.items():
+        ids[column] = await world.model()
+        await world.sql.execute(
+            f"UPDATE models SET {column} = $1::text::jsonb WHERE id = $2", text, ids[column]
+        )
+    found = {r.id: r for r in await world.store.models([good, *ids.values()])}
+    assert found[good].spec is not None
+    for column, model in ids.items():
+        assert found[model].spec is None
+        assert column in str(found[model].error)
+
+
+async def test_an_index_beyond_32_bits_is_an_index(world: World) -> None:
+    worker, _ = await world.worker()
+    gpu = await world.insert("gpu_devices", worker_id=worker, index=2**40, type="cuda", vram_total=80 * GIB)
+    fleet = Fleet()
+    changes = await world.store.fleet_changes(None)
+    for row in changes.workers:
+        fleet.put_worker(row)
+    for device in changes.gpus:
+        fleet.put_gpu(device)
+    assert 2**40 in fleet.gpu_index
+    await world.placed(await world.part(worker, [gpu], GIB))
+    await world.clean()
+
+
+async def test_sizes_whose_sum_is_beyond_64_bits_are_listed(world: World) -> None:
+    largest = 2**63 - 1
+    await world.worker(largest, largest, largest)
+    (row,) = await Inventory(world.sql).rows("workers", None)
+    assert row["vram_total"] == largest
