@@ -68,7 +68,7 @@ async def connect(
         return await asyncpg.connect(
             dsn=url or None, timeout=CONNECT_TIMEOUT, server_settings=settings, **more
         )
-    except (*UNREACHABLE, asyncpg.InvalidAuthorizationSpecificationError) as error:
+    except (*UNREACHABLE, asyncpg.PostgresError) as error:  # also: rights, options it does not know
         raise unavailable(url, error) from error
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import asyncpg
 
-from gpustackd.errors import DatabaseUnavailable
+from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.ports import Wake
 from gpustackd.store.connect import CONNECT_TIMEOUT, SCHEMA, UNREACHABLE, connect
 
@@ -86,7 +87,7 @@ class Listener:
             first = False
             try:
                 heard = await self._listen(connection)
-            except UNREACHABLE:
+            except (*UNREACHABLE, asyncpg.PostgresError):  # also: time-outs that a role carries
                 heard = False
             finally:
                 self._set(False)
@@ -122,7 +123,7 @@ class Listener:
             with anyio.fail_after(self._timeout):
                 await self._probe(self._own, "probe")
                 await self._heard.wait()
-        except (TimeoutError, DatabaseUnavailable):
+        except (TimeoutError, DatabaseUnavailable, Contended):
             return False
         return not self._lost.is_set()
 

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from gpustackd.errors import DatabaseUnavailable, UsageError
-from gpustackd.store.connect import connect
+from gpustackd.store.connect import connect, unavailable
 from gpustackd.store.revision import judge
 
 T = TypeVar("T")
@@ -34,6 +34,19 @@ _REFUSED = {
     "42501": "grant this user CREATE on the schema, or migrate as its owner",
     "25006": "connect to the primary: a standby cannot be changed",
 }
+
+
+_GONE = (
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    ConnectionError,
+)
+
+
+def _state(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
 
 
 def scripts() -> Path:
@@ -68,7 +81,9 @@ async def on_connection(url: str, work: Callable[[Connection], T], *, lock_timeo
     """Run synchronous SQLAlchemy work on one connection of its own."""
 
     async def make() -> asyncpg.Connection:
-        return await connect(url, application_name="gpustackd migrate", lock_timeout=lock_timeout)
+        return await connect(
+            url, application_name="gpustackd migrate", lock_timeout=lock_timeout, statement_timeout="0"
+        )
 
     engine = create_async_engine("postgresql+asyncpg://", async_creator=make, poolclass=NullPool)
     try:
@@ -117,7 +132,22 @@ async def migrate(
     schema).
     Killed half-way, it leaves whole steps behind; the next run goes on.
     """
-    lock = await connect(url, application_name="gpustackd migrate lock")
+    try:
+        return await _migrate(url, to, say)
+    except DBAPIError as error:
+        if _state(error) in _REFUSED:
+            raise DatabaseUnavailable(
+                f"the database refuses to change: {error.orig}", _REFUSED[_state(error)]
+            ) from None
+        if error.connection_invalidated:
+            raise unavailable(url, error.orig or error) from None
+        raise
+    except _GONE as error:
+        raise unavailable(url, error) from None
+
+
+async def _migrate(url: str, to: str, say: Callable[[str], None]) -> tuple[str | None, str | None]:
+    lock = await connect(url, application_name="gpustackd migrate lock", statement_timeout="0")
     try:
         if await lock.fetchval("SELECT current_schema()") is None:
             path = await lock.fetchval("SHOW search_path")
@@ -140,12 +170,7 @@ async def migrate(
                 await on_connection(url, partial(_move, to))
                 break
             except DBAPIError as error:
-                state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-                if state in _REFUSED:
-                    raise DatabaseUnavailable(
-                        f"the database refuses to change: {error.orig}", _REFUSED[state]
-                    ) from None
-                if state not in _NOT_AVAILABLE or attempt == _TRIES - 1:
+                if _state(error) not in _NOT_AVAILABLE or attempt == _TRIES - 1:
                     raise
                 say("a table is in use; trying again")
                 await anyio.sleep(min(0.1 * 2**attempt, 2))

@@ -11,7 +11,9 @@ from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
 import pytest
 
+from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.ports import Wake
+from gpustackd.store.connect import connect
 from gpustackd.store.listen import Hearing, Listener
 from gpustackd.store.postgres import PostgresStore
 from tests.integration.world import World, world_of
@@ -213,3 +215,23 @@ async def test_it_listens_to_the_schema_that_holds_the_tables(world: World) -> N
         assert await watched.wake() == OVERFLOW
         instance = await other.instance()
         assert await watched.wake() == Wake("created", (instance,))
+
+
+async def test_time_outs_that_the_database_sets_do_not_end_the_listener(world: World) -> None:
+    database = await world.sql.fetchval("SELECT quote_ident(current_database())")
+    await world.sql.execute(f"ALTER DATABASE {database} SET statement_timeout = 1")
+
+    async def slow(_: str, __: str) -> None:
+        raise Contended("the database made us yield: statement timeout")
+
+    async with running(world.url, slow) as watched:
+        hearing = await watched.until(lambda h: h.reconnects + h.probe_failures >= 2)
+        assert not hearing.listening
+        await world.sql.execute(f"ALTER DATABASE {database} RESET statement_timeout")
+        watched.listener._probe = world.store.notify
+        assert await watched.change()
+
+
+async def test_an_option_that_the_server_does_not_know_is_no_mystery(world: World) -> None:
+    with pytest.raises(DatabaseUnavailable, match="unrecognized configuration parameter"):
+        await connect(f"{world.url}{'&' if '?' in world.url else '?'}foo=bar")

@@ -331,3 +331,26 @@ async def test_a_user_without_rights_is_told_which_one_is_missing(empty_database
     with pytest.raises(DatabaseUnavailable) as refused:
         await schema.migrate(f"{head}://gpustackd_test_guest:guest@{rest}")
     assert "CREATE on the schema" in refused.value.remedy
+
+
+async def test_a_user_who_may_not_look_at_the_schema_is_told(database: str) -> None:
+    await execute(
+        database,
+        "DO $$ BEGIN CREATE ROLE gpustackd_test_guest LOGIN PASSWORD 'guest';"
+        " EXCEPTION WHEN duplicate_object THEN NULL; END $$",
+    )
+    head, _, tail = database.partition("://")
+    with pytest.raises(DatabaseUnavailable) as refused:
+        await schema.migrate(f"{head}://gpustackd_test_guest:guest@{tail.partition('@')[2]}")
+    assert "permission denied" in refused.value.problem
+
+
+async def test_a_statement_timeout_of_the_database_does_not_cut_a_migration_short(
+    empty_database: str,
+) -> None:
+    await execute(
+        empty_database,
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET statement_timeout = 2', current_database());"
+        " END $$",
+    )
+    assert await schema.migrate(empty_database) == (None, schema.head())
