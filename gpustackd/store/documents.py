@@ -75,7 +75,7 @@ def _check(raw: Any, number: int, file: str, problems: list[str]) -> Iterator[Do
         given = f"kind {raw['kind']!r} is not known" if "kind" in raw else "has no kind"
         problems.append(f"{where}: {given}; use one of {', '.join(KINDS)}")
         return
-    called = f" {raw['name']}" if isinstance(raw.get("name"), str) else ""
+    called = f" {raw['name'][:100]}" if isinstance(raw.get("name"), str) else ""
     where = f"{where} ({kind.name}{called})"
     before = len(problems)
     body = {k: v for k, v in raw.items() if k != "kind" and not (kind.name == "Worker" and k == "gpus")}
@@ -165,7 +165,7 @@ def _parse(text: str, file: str) -> Iterator[Any]:
     if text.lstrip()[:1] in ("{", "["):
         try:
             found = list(_json(text))
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
     if found is None:
         try:

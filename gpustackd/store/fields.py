@@ -8,6 +8,8 @@ from datetime import UTC, date, datetime
 from math import isfinite
 from typing import Any
 
+from gpustackd.store.jsonb import MAX_DEPTH
+
 Check = Callable[[Any], Any]
 """Raises ValueError with a phrase that follows the field's name."""
 
@@ -27,6 +29,8 @@ def text(value: Any) -> str:
     words = str(value)
     if "\0" in words:
         raise ValueError("holds a NUL character, which PostgreSQL cannot store")
+    if any("\ud800" <= mark <= "\udfff" for mark in words):
+        raise ValueError("holds half of a surrogate pair, which is no character")
     return words
 
 
@@ -133,15 +137,17 @@ def data(value: Any) -> Any:
     """Maps, lists and scalars that jsonb can hold. Keys become text."""
     left = MANY
 
-    def plain(inner: Any) -> Any:
+    def plain(inner: Any, depth: int) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
             raise ValueError(f"holds more than {MANY} values")
+        if isinstance(inner, Mapping | list | tuple) and depth == MAX_DEPTH:  # YAML may even go in circles
+            raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
         if isinstance(inner, Mapping):
-            return {text(k): plain(v) for k, v in inner.items()}
+            return {text(k): plain(v, depth + 1) for k, v in inner.items()}
         if isinstance(inner, list | tuple):
-            return [plain(v) for v in inner]
+            return [plain(v, depth + 1) for v in inner]
         if isinstance(inner, str):
             return text(inner)
         if inner is None or isinstance(inner, bool | int) or (isinstance(inner, float) and isfinite(inner)):
@@ -150,7 +156,7 @@ def data(value: Any) -> Any:
             raise ValueError(f"holds the time {inner}; put it in quotes")
         raise ValueError(f"holds {inner!r}, which JSON cannot")
 
-    return plain(value)
+    return plain(value, 0)
 
 
 def kind_of(value: Any) -> str:

@@ -120,6 +120,22 @@ def test_aliases_that_unfold_into_billions_of_values_are_refused() -> None:
     assert "more than" in refused(f"kind: Model\nname: m\nmeta:\n{indented}\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("&d\nkind: Model\nname: m\nenv: *d\n", "env: is nested more than 64 levels deep"),
+        ("[" * 100_000, "is neither YAML nor JSON"),
+        ('{"kind": "Model", "name": "m", "env": ' + '{"a": ' * 50_000, "is neither YAML nor JSON"),
+        ('{"kind": "Model", "name": "\\ud800"}', "half of a surrogate pair"),
+        ("kind: Model\nname: " + "n" * 2_000_000 + "\nreplicas: -1\n", "replicas"),
+    ],
+)
+def test_circles_depths_and_half_characters_are_refused_in_few_words(text: str, why: str) -> None:
+    said = refused(text)
+    assert why in said
+    assert len(said) < 2000
+
+
 def test_merge_keys_may_override_what_they_merge() -> None:
     gpus = "- &c {type: cuda, index: 0}\n- &d {<<: *c, index: 1}\n- {<<: *d, index: 2}"
     (worker,) = read_documents(f"kind: Worker\nname: w\ngpus:\n{gpus}", "x.yaml")
