@@ -9,7 +9,7 @@ import anyio
 import typer
 from rich.console import Console
 
-from gpustackd.cli.get import place
+from gpustackd.cli.get import as_list, place
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
 from gpustackd.cli.output import console, gib, moment, print_json, print_table, state
 
@@ -100,9 +100,8 @@ def show(out: Console, answer: Row) -> None:
 
 
 def _show_placement(out: Console, placement: Row) -> None:
-    cards = len(placement["gpu_indexes"]) + sum(
-        len(s["gpu_indexes"] or ()) for s in placement["subordinates"]
-    )
+    parts = [placement, *(s for s in as_list(placement["subordinates"]) if isinstance(s, Mapping))]
+    cards = sum(len(as_list(part.get("gpu_indexes"))) for part in parts)
     on = "1 GPU" if cards == 1 else f"{cards} GPUs"
     out.print(f"  holds {gib(placement['vram'])} of VRAM on {on} and {gib(placement['ram'])} of RAM")
     if placement["decided_by"]:

@@ -89,12 +89,27 @@ def place(r: Row) -> str:
     if not r["worker"]:
         return "-"
     main = _cards(r["worker"], r["gpu_type"], r["gpu_indexes"])
-    others = [_cards(s["worker_name"], s["gpu_type"], s["gpu_indexes"]) for s in r["subordinates"]]
+    others = [
+        _cards(s.get("worker_name"), s.get("gpu_type"), s.get("gpu_indexes"))
+        for s in as_list(r["subordinates"])
+        if isinstance(s, Mapping)
+    ]
     return " + ".join([main, *others])
 
 
-def _cards(worker: str, kind: str | None, indexes: Sequence[int] | None) -> str:
-    return f"{worker} {kind}:{','.join(str(i) for i in indexes)}" if indexes else f"{worker} cpu"
+def _cards(worker: str | None, kind: str | None, indexes: Any) -> str:
+    return f"{worker} {kind}:{','.join(str(i) for i in as_list(indexes))}" if indexes else f"{worker} cpu"
+
+
+def as_list(value: Any) -> list[Any]:
+    """A jsonb column that should hold a list; a user's statement may have put in anything."""
+    return value if isinstance(value, list) else []
+
+
+def _joined(value: Any, mark: str) -> str:
+    return (
+        first_line(mark.join(str(x) for x in value) if isinstance(value, list) else str(value or "")) or "-"
+    )
 
 
 def first_line(text: str | None, limit: int = 90) -> str:
@@ -132,7 +147,7 @@ _COLUMNS: Mapping[Kind, Sequence[Column]] = {
     Kind.MODELS: [
         ("NAME", lambda r: r["name"]),
         ("SOURCE", lambda r: r["source"]),
-        ("WHERE", lambda r: r["location"]),
+        ("WHERE", lambda r: first_line(r["location"])),
         ("REPLICAS", lambda r: r["replicas"]),
         ("STATES", _states),
     ],
@@ -161,9 +176,9 @@ _MORE: Mapping[Kind, Sequence[Column]] = {
     Kind.MODELS: [
         ("CLUSTER", lambda r: r["cluster"]),
         ("BACKEND", lambda r: r["backend"]),
-        ("CATEGORIES", lambda r: ", ".join(r["categories"] or []) or "-"),
+        ("CATEGORIES", lambda r: _joined(r["categories"], ", ")),
         ("PRIORITY", lambda r: r["priority"]),
-        ("PARAMETERS", lambda r: " ".join(r["backend_parameters"] or []) or "-"),
+        ("PARAMETERS", lambda r: _joined(r["backend_parameters"], " ")),
     ],
     Kind.INSTANCES: [
         ("VRAM", lambda r: gib(r["vram"])),
