@@ -36,6 +36,14 @@ def _web_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _token(value: SecretStr) -> SecretStr:
+    """What may stand in a header; a file's last line break goes."""
+    text = value.get_secret_value().strip()
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be printable ASCII without spaces, as it goes into a header")
+    return SecretStr(text)
+
+
 def _zone(value: str) -> str:
     try:
         ZoneInfo(value)
@@ -82,8 +90,12 @@ Number = Annotated[float, BeforeValidator(_no_switch), Field(allow_inf_nan=False
 
 Lower = BeforeValidator(_lower)
 Count = Annotated[int, BeforeValidator(_no_switch), Field(ge=1)]
-Seconds = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
+LONGEST = 10.0 * 365 * 86400
+"""Ten years in seconds: what clocks, timers and the database can still add to now."""
+
+Seconds = Annotated[Number, Field(gt=0, le=LONGEST)]
+NotNegative = Annotated[Number, Field(ge=0, le=LONGEST)]
+Token = Annotated[SecretStr, AfterValidator(_token)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 WebUrl = Annotated[str, AfterValidator(_web_url)]
 TimeZone = Annotated[str, AfterValidator(_zone)]

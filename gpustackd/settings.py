@@ -19,6 +19,7 @@ from gpustackd.domain.outcome import Check
 from gpustackd.errors import UsageError
 from gpustackd.placement.notes import PREFERENCES
 from gpustackd.setting_types import (
+    LONGEST,
     Address,
     Count,
     DatabaseUrl,
@@ -28,6 +29,7 @@ from gpustackd.setting_types import (
     Number,
     Seconds,
     TimeZone,
+    Token,
     WebUrl,
 )
 
@@ -79,7 +81,7 @@ class Settings(BaseSettings):
     pool_size: Annotated[Count, Field(le=1000)] = 5
     rescan_interval: Seconds = 180.0
     concurrency: Annotated[Count, Field(le=256)] = 4
-    lease: Annotated[Number, Field(ge=1)] = 30.0
+    lease: Annotated[Number, Field(ge=1, le=LONGEST)] = 30.0
     pickup_window: Seconds = 60.0
     placement_strategy: Annotated[Strategy, Lower] = Strategy.SPREAD
     commit_check: Annotated[Check, Lower] = Check.FITS
@@ -87,10 +89,10 @@ class Settings(BaseSettings):
     http: HttpAddress = Address("127.0.0.1", 9480)
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Lower] = "info"
     log_format: Annotated[Literal["auto", "json", "text"], Lower] = "auto"
-    huggingface_token: SecretStr | None = None
+    huggingface_token: Token | None = None
     hf_endpoint: WebUrl | None = None
     modelscope_endpoint: WebUrl | None = None
-    worker_token: SecretStr | None = None
+    worker_token: Token | None = None
     timezone: TimeZone | None = None
     """Calendar of scaling windows; None = the database's."""
     replica: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -186,13 +188,21 @@ def load(
     return settings
 
 
+_LONGEST_FILE = 1_000_000
+
+
 def _file_layer(path: Path, known: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(_LONGEST_FILE + 1)
+        if len(raw) > _LONGEST_FILE:
+            problems.append(f"{path}: is longer than the {_LONGEST_FILE} bytes that are read")
+            return {}
+        content = tomllib.loads(raw.decode("utf-8"))
     except OSError as error:
         problems.append(f"{path}: cannot be read: {error.strerror}")
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         problems.append(f"{path}: is not TOML: {error}")
         return {}
     by_variable = {variable: name for name, variable in known.items()}

@@ -47,6 +47,35 @@ def test_the_built_in_values_are_those_of_the_contract() -> None:
     assert settings.prefer == frozenset()
 
 
+@pytest.mark.parametrize("name", ["LEASE", "RESCAN_INTERVAL", "PICKUP_WINDOW"])
+def test_a_time_that_no_clock_can_add_up_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"GPUSTACKD_{name}", "1e12")
+    assert f"GPUSTACKD_{name}: should be less than or equal to" in mistake()
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "snow\N{SNOWMAN}", "two words"])
+def test_a_token_that_no_header_takes_is_refused_and_not_shown(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSTACKD_WORKER_TOKEN", token)
+    said = mistake()
+    assert "GPUSTACKD_WORKER_TOKEN: must be printable ASCII" in said
+    assert token not in said
+
+
+def test_the_line_break_at_the_end_of_a_token_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSTACKD_WORKER_TOKEN", "word\n")
+    token = load().worker_token
+    assert token is not None
+    assert token.get_secret_value() == "word"
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 50_000, "#" * 1_000_001])
+def test_a_file_that_is_too_deep_or_too_long_is_a_mistake(text: str, tmp_path: Path) -> None:
+    path = toml(tmp_path, text)
+    assert f"{path}: is " in mistake(config=path)
+
+
 def test_every_name_of_the_contract_is_a_setting() -> None:
     names = set(variables().values())
     assert names >= {
@@ -265,9 +294,9 @@ def test_no_database_is_said_with_what_to_do() -> None:
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+asyncpg"])
 def test_the_usual_schemes_of_a_database_url_are_taken(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUSTACKD_DATABASE_URL", f"{scheme}://u:p%40@h1:5432,[::1]/db?sslmode=require")
+    monkeypatch.setenv("GPUSTACKD_DATABASE_URL", f"{scheme}://u:p%40@h1:5432,h2/db?sslmode=require")
     settings = load()
-    assert settings.require_database() == "postgresql://u:p%40@h1:5432,[::1]/db?sslmode=require"
+    assert settings.require_database() == "postgresql://u:p%40@h1:5432,h2/db?sslmode=require"
     assert settings.require_listen_database() == settings.require_database()
 
 
