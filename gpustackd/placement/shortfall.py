@@ -21,6 +21,8 @@ from gpustackd.placement.search import Search
 SHOWN = 3
 BY_HAND = "; choosing GPUs by hand remains possible"
 
+_MOST = 2.0**62
+
 
 def shortfall(search: Search, rows: Ints) -> list[Reason]:
     """Causes on the workers that passed every filter, each with the number of workers it holds for."""
@@ -90,7 +92,8 @@ def needs(demand: Demand, rules: Rules) -> Reason:
     u = max((*rules.share_of_type.values(), rules.share), default=0.0)
     if u > 0 and rules.taking is Taking.SHARE:
         # MindIE's figure follows from the need as it is shown, to two decimals
-        total = int(gib_number(v) * GIB / u) if rules.addresses else int(v / u)
+        shown = gib_number(v) * GIB if rules.addresses else v
+        total = int(min(shown / u, _MOST))  # a share next to nothing asks for more than can be counted
         text += f"; at {rules.share_flag} {u:g} that is {gib(total)} of cards, {int(u * 100)} % of each"
         params |= {
             "flag": rules.share_flag,

@@ -157,3 +157,8 @@ def test_label_terms_choose_the_worker(selector, worker):
 def test_labels_are_compared_as_exact_strings():
     refused(fleet("1x1xA-24[rack=01]"), demand(8, model(worker_selector={"rack": "1"})))
     place(fleet("1x1xA-24[rack=01]"), demand(8, model(worker_selector={})))
+
+
+def test_a_share_next_to_nothing_is_told_and_breaks_nothing():
+    spec = model(backend_parameters=("--gpu-memory-utilization=1e-300",))
+    assert "too little free GPU memory" in refused(fleet("1x1xA-24"), demand(20, spec)).message
