@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpustackd.placement.search import Search
 
 MOST_MAINS = 64
-"""Workers that are tried as the main one for some of the layers; for all of them there is no limit."""
+"""Workers that are tried as the main one, those left out that could not serve by what they offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,37 +202,42 @@ class LayersOverWorkers:
         """The first main worker with which so many layers fit."""
         if there.bound < self.planner.needed(level):
             return None
+        tried = 0
         for main in self.mains(there, turn):
-            if main.ram < self.planner.left(level):
+            others = [c for c in there.remotes if c.w != main.w]
+            if main.ram < self.planner.left(level) or not self._could(main, others, level):
                 continue
-            found = self._with(main, [c for c in there.remotes if c.w != main.w], level)
+            if tried >= MOST_MAINS or self.planner.exhausted:
+                self.cut = True
+                break
+            tried += 1
+            found = self._with(main, others, level)
             if found is not None:
-                return found
-            if self.planner.exhausted:
-                return None
+                return self._fewer(found, level)
         return None
 
-    def _with(self, main: Main, others: Sequence[Card], level: int) -> Layout | None:
-        need = self.planner.needed(level)
-        own = main.cards
-        found = self._added(main, own, others, level, need)
-        if found is None and len(own) > 1:
-            # as many devices as may be, but larger ones
-            several = sorted((*own, *others), key=lambda c: (-c.room, c.w != main.w))[:MOST_DEVICES]
-            mine = tuple(c for c in own if c in several) or (max(own, key=lambda c: c.room),)
-            if len(mine) < len(own):
-                found = self._added(main, mine, others, level, need)
-        return self._fewer(found, level) if found is not None else None
+    def _could(self, main: Main, others: Sequence[Card], level: int) -> bool:
+        """Whether the largest cards of it and of others could hold so many layers at most."""
+        rooms = sorted((*main.rooms, *(c.room for c in others)), reverse=True)[:MOST_DEVICES]
+        return sum(rooms) >= self.planner.needed(level) and self.planner.bound(rooms) >= level
 
-    def _added(
-        self, main: Main, own: Sequence[Card], others: Sequence[Card], level: int, need: int
-    ) -> Layout | None:
+    def _with(self, main: Main, others: Sequence[Card], level: int) -> Layout | None:
+        """All of its own cards with as few of others as do; else fewer of its own, the largest of them."""
+        largest = sorted(main.cards, key=lambda c: (-c.room, c.index))
+        for count in range(len(largest), 0, -1):
+            own = sorted(largest[:count], key=lambda c: c.index)
+            found = self._added(main, own, others, level)
+            if found is not None:
+                return found
+        return None
+
+    def _added(self, main: Main, own: Sequence[Card], others: Sequence[Card], level: int) -> Layout | None:
         """Remote cards added one by one until the layers fit."""
-        offered = sum(c.room for c in own)
-        most = min(MOST_DEVICES - len(own), len(others), level - len(own))
-        for count in range(1, most + 1):
-            offered += others[count - 1].room
-            if offered >= need:
+        need = self.planner.needed(level)
+        rooms = [c.room for c in own]
+        for count in range(1, min(MOST_DEVICES - len(own), len(others), level - len(own)) + 1):
+            rooms.append(others[count - 1].room)
+            if sum(rooms) >= need and self.planner.bound(rooms) >= level:
                 found = self._laid(main, others[:count], own, level)
                 if found is not None:
                     return found

@@ -250,8 +250,8 @@ class PickedGpus:
         if max(map(len, groups)) < self.count and not self.spans:
             text = "the selected GPUs lie on several workers, over which this model cannot be distributed"
             return [_reason("scattered", text, workers=len(groups))]
-        least = self._one_layer()
         for card in cards if self.count > 1 else ():
+            least = self._one_layer(card)
             if card.free < least:
                 name = str_of(next(g for g in self.spec.gpu_ids if self._is(card, g.worker, g.type, g.index)))
                 text = f"the selected GPU {name} is too small: one layer needs {gib(least)}, "
@@ -277,8 +277,10 @@ class PickedGpus:
             text += "; layers are whole and no division of them fits, or the worker's RAM is short"
         return [_reason(code, text, **params)]
 
-    def _one_layer(self) -> int:
-        return self.planner.least_rest + self.planner.layers.least
+    def _one_layer(self, card: Card) -> int:
+        level = 0 if self.asked.partial else self.asked.total
+        rests = self.planner.rests(3, level, unified=self._host(card.w)[0])
+        return min(rests) + self.planner.layers.least
 
     def _is(self, card: Card, worker: str, kind: str, index: int) -> bool:
         return (self.search.fleet.row(card.w).name, card.type, card.index) == (worker, kind, index)

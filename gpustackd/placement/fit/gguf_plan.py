@@ -314,6 +314,8 @@ class Planner:
         if self.asked.split:
             return self._deepest_given(rooms, most)
         taken = sorted(order[:MOST_DEVICES])
+        while taken and not self._ends(rooms[taken[-1]], len(taken)):
+            taken.pop()
         level = self._reach(rooms, taken, most)
         for i in reversed(order):
             fewer = [x for x in taken if x != i]
@@ -325,6 +327,11 @@ class Planner:
                 return Choosing(tuple(taken), plan)
             level -= 1
         return None
+
+    def _ends(self, room: Room, count: int) -> bool:
+        """Whether a device can be the last one, which holds the output."""
+        rest = self.rests(count, 0, unified=room[1])[2]
+        return self.layers.held(self.total - 1, self.total) + rest <= room[0]
 
     def _reach(self, rooms: Sequence[Room], taken: Sequence[int], most: int) -> int:
         """How many layers these devices hold, by what they take at least."""
