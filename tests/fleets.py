@@ -97,9 +97,7 @@ def model(n: int = 1, *, gpu_ids: Sequence[str] = (), per_replica: int | None = 
             tuple(GpuId.parse(g) for g in gpu_ids), per_replica, allow_overcommit
         )
     fields["backend_parameters"] = tuple(fields.get("backend_parameters", ()))
-    return ModelSpec(
-        id=n, version=fields.pop("version", 1), name=fields.pop("name", f"model-{n}"), **fields
-    )
+    return ModelSpec(id=n, version=fields.pop("version", 1), name=fields.pop("name", f"model-{n}"), **fields)
 
 
 def demand(
