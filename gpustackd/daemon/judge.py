@@ -100,6 +100,8 @@ class Judge:
             self._reports.unexpected("decision", error, model=demand.spec.name)
             outcome = _failed(demand, error)
         took = (perf_counter() - started) * 1000
+        if outcome.cut:
+            self._reports.search_cut(demand.spec.name, instance_id, took)
         if isinstance(outcome, NoFit):
             self._refused[key] = outcome
         elif key not in self._looked_at:

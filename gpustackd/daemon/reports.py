@@ -97,6 +97,13 @@ class Reports:
         self.metrics.overtaken(len(works))
         self.log.info("placement.overtaken", count=len(works), instance_ids=[w.id for w in works[:20]])
 
+    def search_cut(self, model: str, instance_id: int, milliseconds: float) -> None:
+        """A search ended for its budget."""
+        self.metrics.search_cut()
+        self.log.warning(
+            "search.cut", model=model, instance_id=instance_id, duration_ms=round(milliseconds, 3)
+        )
+
     def lost(self, work: Work) -> None:
         self.metrics.attempt("lost")
         self.log.info("instance.lost", instance=work.name, instance_id=work.id, attempt=work.attempts)

@@ -126,6 +126,8 @@ class Placed:
     pool: tuple[PoolStep, ...] = ()
     candidates: tuple[Mapping[str, Any], ...] = ()
     """The best five as JSON-ready maps with their score parts."""
+    cut: bool = False
+    """The search ended for its budget: another place might have been better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class NoFit:
     message: str
     cures: Cure
     pool: tuple[PoolStep, ...] = ()
+    cut: bool = False
+    """The search ended for its budget: there might be a place that it did not see."""
 
     @property
     def signature(self) -> str:

@@ -35,6 +35,9 @@ class Metrics:
             "Placements given up before their commit, for news of the fleet",
             registry=on,
         )
+        self._cut = Counter(
+            "gpustackd_searches_cut", "Searches for a place that ended for their budget", registry=on
+        )
         self._only_by_rescan = Counter(
             "gpustackd_placed_only_by_rescan",
             "Placements of instances that no notification told of",
@@ -107,6 +110,10 @@ class Metrics:
     def conflict(self) -> None:
         """A placement was rejected: the rows did not offer what was decided on."""
         self._conflicts.inc()
+
+    def search_cut(self) -> None:
+        """A search ended for its budget."""
+        self._cut.inc()
 
     def overtaken(self, count: int) -> None:
         """So many placements did not fit any more when their commit came up."""

@@ -37,9 +37,10 @@ def decide(
         found = _best(search, subject)
     except BadRow as problem:
         return unusable(problem)
+    cut = search.cut  # the refusal looks at the steps again
     if found is None:
-        return refuse(search)
-    return Placed(placement(view, search.rules, found, policy.commit_check), search.pool, found.also)
+        return replace(refuse(search), cut=cut)
+    return Placed(placement(view, search.rules, found, policy.commit_check), search.pool, found.also, cut)
 
 
 def candidates(fleet: Fleet, demand: Demand, policy: Policy) -> list[Placement]:

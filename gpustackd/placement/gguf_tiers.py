@@ -54,6 +54,8 @@ class LayeredTier(OneWorkerTier):
         self.planner.begin()
         found = super().choose(turn)
         self.cut = self.planner.exhausted
+        if self.cut:  # what was not looked at is, next time; what was is known
+            self.tick = -1
         return found
 
     def compute(self, rows: Ints, passing: Ints) -> None:

@@ -80,6 +80,8 @@ class Search:
         self._size = 0
         self.filtered = 0
         """Rises whenever the filters let other workers through."""
+        self.cut = False
+        """Whether a step of the last search ended for its budget."""
         self._pool: tuple[PoolStep, ...] | None = None
         self._warm = Warm()
         self._warm_shares: Floats | None = None
@@ -172,8 +174,10 @@ class Search:
         self.refresh()
         if self.first_fit:
             turn = 0
+        self.cut = False
         for tier in self.ladder:
             found = tier.choose(turn)
+            self.cut |= getattr(tier, "cut", False)
             if found is not None:
                 return found
         return None

@@ -196,3 +196,16 @@ def test_what_a_view_assumed_is_what_a_commit_raises():
     on.confirm(1)
     assert on.worker_version[1] == 1
     assert on.ram_allocated[1] == GIB
+
+
+def test_a_search_beyond_its_budget_ends_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    on, memo = fleet("3x3x4090-24"), Memo()
+    occupy(on, "w1", [0, 1, 2], 22)
+    wanted = spread(toy(60, 2), cpu_offloading=True)
+    monkeypatch.setattr("gpustackd.placement.fit.gguf_plan.BUDGET", 0)
+    outcome = ask(on, wanted, memo=memo)
+    assert outcome.cut
+    monkeypatch.undo()
+    outcome = ask(on, wanted, memo=memo)  # another decision has a budget of its own
+    assert not outcome.cut
+    assert outcome.placement.strategy == "many_workers"
