@@ -113,7 +113,10 @@ class Scheduling:
             if isinstance(demand, NoFit):
                 refused.append((item, demand, 0.0))
                 continue
-            outcome, took = self._judge.decide(demand, item.id, item.name)
+            # After a clash equal places are ranked anew: the one that failed may be held by somebody's open
+            # transaction, of which no figure tells.
+            name = f"{item.name} {item.clashes}" if item.clashes else item.name
+            outcome, took = self._judge.decide(demand, item.id, name)
             if isinstance(outcome, NoFit):
                 refused.append((item, outcome, took))
             else:
@@ -360,4 +363,4 @@ def _decided_on(proposal: Proposal) -> Iterator[tuple[int, int]]:
         yield from zip(part.gpu_ids, part.gpu_versions, strict=True)
 
 
-_BUSY = "other replicas took every place that was chosen; it is tried again shortly"
+_BUSY = "every place that was chosen was taken by others or held by an open transaction; it is tried again"
