@@ -130,3 +130,19 @@ def database(postgres_server: Server) -> Iterator[str]:
 def anyio_backend() -> str:
     """Async tests, marked `@pytest.mark.anyio`, run on asyncio: asyncpg knows nothing else."""
     return "asyncio"
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """What a test that passed has to say: shown at the end of the run, whichever process ran it."""
+    return lambda text: record_property("told", text)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show what tests told."""
+    reports = [r for r in terminalreporter.getreports("passed") if r.when == "call"]
+    told = [text for r in reports for name, text in r.user_properties if name == "told"]
+    if told:
+        terminalreporter.section("told by tests")
+        for text in told:
+            terminalreporter.write_line(text)

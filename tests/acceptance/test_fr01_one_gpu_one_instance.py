@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -54,9 +55,11 @@ async def test_four_instances_inserted_at_once_take_four_gpus_round_after_round(
 
 
 @pytest.mark.chaos
-async def test_the_same_two_hundred_times(site: Site, record: Record, tmp_path: Path) -> None:
+async def test_the_same_two_hundred_times(
+    site: Site, record: Record, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     conflicts = await each_on_a_gpu_of_its_own(site, record, tmp_path / "logs", rounds=200)
-    print(f"\nFR-01: 200 rounds of 4 instances on 4 GPUs with 3 daemons, {conflicts} conflicts, 0 doubles")
+    tell(f"FR-01: 200 rounds of 4 instances on 4 GPUs with 3 daemons, {conflicts} conflicts, 0 doubles")
 
 
 async def test_a_fifth_replica_waits_with_the_shortfall_and_takes_the_first_gpu_that_is_freed(

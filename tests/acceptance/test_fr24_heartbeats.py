@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,11 +141,11 @@ async def test_heartbeats_cause_no_scan_no_wake_up_and_no_further_change_of_stat
 @pytest.mark.chaos
 @pytest.mark.timeout(1500)
 async def test_ten_minutes_of_heartbeats_leave_memory_flat(
-    site: Site, record: Record, tmp_path: Path
+    site: Site, record: Record, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     found = await under_heartbeats(site, record, tmp_path, beats=24_000, bursts=40)
-    print(
-        f"\nFR-24: {found.heartbeats} heartbeats, 800 instances placed in 3 states each; memory"
+    tell(
+        f"FR-24: {found.heartbeats} heartbeats, 800 instances placed in 3 states each; memory"
         f" {found.growth / MIB:+.1f} MiB, {found.cpu:.1%} of a processor"
     )
     assert found.growth < 16 * MIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -175,10 +175,12 @@ async def test_a_server_that_is_down_costs_no_processor_and_nothing_turns_to_err
 
 @pytest.mark.chaos
 @pytest.mark.timeout(400)
-async def test_a_server_that_is_down_for_two_minutes(server: EmbeddedPostgres, tmp_path: Path) -> None:
+async def test_a_server_that_is_down_for_two_minutes(
+    server: EmbeddedPostgres, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     found = await server_down(server, tmp_path, seconds=120)
-    print(
-        f"\nFR-35 d: 2 min without server: {found['share']:.2%} of a processor,"
+    tell(
+        f"FR-35 d: 2 min without server: {found['share']:.2%} of a processor,"
         f" placing again {found['back']:.2f} s after"
     )
     assert found["share"] < 0.05

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,12 @@ async def test_fifty_blocked_reads_leave_no_transaction_open_and_connections_bou
 
 @pytest.mark.chaos
 @pytest.mark.timeout(2400)
-async def test_the_same_for_half_an_hour(tight_server: EmbeddedPostgres, tmp_path: Path) -> None:
+async def test_the_same_for_half_an_hour(
+    tight_server: EmbeddedPostgres, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     seen = await fifty_blocked_reads(tight_server, tmp_path, seconds=1800)
-    print(
-        f"\nFR-37: {seen.samples} samples in 30 min: at most {seen.most} connections of 2 daemons,"
+    tell(
+        f"FR-37: {seen.samples} samples in 30 min: at most {seen.most} connections of 2 daemons,"
         f" {seen.idle} idle in transaction"
     )
     assert seen.idle == 0

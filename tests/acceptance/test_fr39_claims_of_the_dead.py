@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -227,7 +227,7 @@ async def test_a_sleeper_that_nobody_replaced_claims_anew_before_it_binds(
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 async def test_a_hundred_rounds_of_deaths_and_sleeps_bind_each_row_once(
-    site: Site, record: Record, tmp_path: Path
+    site: Site, record: Record, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """Lease 2 s (of 30); kills, hand-backs and sleeps in turn; the victim comes back under its old name."""
     refused = 0
@@ -253,4 +253,4 @@ async def test_a_hundred_rounds_of_deaths_and_sleeps_bind_each_row_once(
                 await stage.again(victim.name)
         refused = stage.daemons.count("instance.lost")
         assert await record.broken() == []
-    print(f"\nFR-39: 100 rounds of 40 rows, each bound once; {refused} late commits refused")
+    tell(f"FR-39: 100 rounds of 40 rows, each bound once; {refused} late commits refused")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,10 @@ LONG = Plan(
 
 @pytest.mark.timeout(400)
 async def test_a_short_storm_breaks_no_rule_and_leaves_nothing_stuck(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     outcome = await storm(SHORT, tmp_path)
-    with capsys.disabled():
-        print(f"\nshort storm: {outcome}")
+    tell(f"short storm: {outcome}")
     assert outcome.inserted >= 1000
     assert outcome.blows["kill"] == 20
     assert outcome.blows["sleep"] == 5
@@ -53,10 +53,9 @@ async def test_a_short_storm_breaks_no_rule_and_leaves_nothing_stuck(
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 async def test_a_long_storm_breaks_no_rule_and_leaves_nothing_stuck(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     outcome = await storm(LONG, tmp_path)
-    with capsys.disabled():
-        print(f"\nlong storm: {outcome}")
+    tell(f"long storm: {outcome}")
     assert outcome.inserted >= 20_000
     assert outcome.refused_late > 0
