@@ -329,6 +329,35 @@ async def test_a_rejected_placement_leaves_allocations_and_versions_as_they_were
     await world.clean()
 
 
+@pytest.mark.parametrize("check", list(Check))
+async def test_a_rejected_placement_leaves_nothing_behind_for_the_next_of_its_batch(
+    world: World, check: Check
+) -> None:
+    worker, (gpu, closed) = await world.worker(80 * GIB, 80 * GIB)
+    await world.update("gpu_devices", closed, schedulable=False)
+    first, second = await world.claims(await world.instance(), await world.instance())
+    wide = await world.part(worker, [gpu, closed], 50 * GIB, 300 * GIB)
+    narrow = await world.part(worker, [gpu], 50 * GIB, 300 * GIB)
+    before = [await world.row("gpu_devices", gpu), await world.row("workers", worker)]
+    results = await world.commit(
+        await world.proposal(first, wide, check=check), await world.proposal(second, narrow, check=check)
+    )
+    assert [r.code for r in results] == [CONFLICT, None]
+    after = [await world.row("gpu_devices", gpu), await world.row("workers", worker)]
+    assert [r["version"] for r in after] == [r["version"] + 1 for r in before]
+    assert (after[0]["vram_allocated"], after[1]["ram_allocated"]) == (50 * GIB, 300 * GIB)
+    await world.clean()
+
+
+async def test_a_row_that_somebody_marked_takes_nothing_though_it_fits(world: World) -> None:
+    worker, (gpu,) = await world.worker(80 * GIB)
+    await world.update("gpu_devices", gpu, over_committed=True)
+    result = await world.place(await world.instance(), await world.part(worker, [gpu], GIB))
+    assert (result.code, result.gpu_ids) == (CONFLICT, (gpu,))
+    await world.update("gpu_devices", gpu, over_committed=False)
+    assert (await world.place(await world.instance(), await world.part(worker, [gpu], GIB))).code is None
+
+
 async def test_a_rejected_overcommit_leaves_marks_and_versions_as_they_were(world: World) -> None:
     worker, (marked, plain, closed) = await world.worker(*[10 * GIB] * 3)
     await world.placed(await world.part(worker, [marked], 8 * GIB))
