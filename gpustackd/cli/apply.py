@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import anyio
 import typer
@@ -13,6 +13,9 @@ import typer
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
 from gpustackd.cli.output import console, print_json, print_table
 from gpustackd.errors import GpustackdError, UsageError
+
+_LARGEST = 32 << 20
+"""Bytes of one file of documents."""
 
 if TYPE_CHECKING:
     from gpustackd.store.apply import Applied
@@ -54,14 +57,23 @@ def apply(
 
 def _read(path: Path) -> tuple[str, str]:
     """(text, name) of one file. Raise UsageError where it cannot be read."""
-    if str(path) == "-":
-        return sys.stdin.read(), "standard input"
     try:
-        return path.read_text("utf-8"), str(path)
+        if str(path) == "-":
+            return _within_bounds(sys.stdin.buffer, "standard input"), "standard input"
+        with path.open("rb") as file:
+            return _within_bounds(file, str(path)), str(path)
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text", "apply takes YAML or JSON") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
+
+
+def _within_bounds(file: BinaryIO, name: str) -> str:
+    """What the daemons will hold in memory for good is to be of a sensible size; /dev/zero never ends."""
+    content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise UsageError(f"{name} is larger than {_LARGEST >> 20} MiB", "split it into several files")
+    return content.decode("utf-8")
 
 
 async def _apply(url: str, texts: Sequence[tuple[str, str]]) -> tuple[list[Applied], list[GpustackdError]]:

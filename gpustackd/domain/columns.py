@@ -63,7 +63,7 @@ class Columns:
         self.gpu_id: Ints = np.zeros(shape, np.int64)
         """0 = no GPU in this slot."""
         self.gpu_index: Ints = np.full(shape, -1, np.int64)
-        self.gpu_type: NDArray[np.int16] = np.full(shape, -1, np.int16)
+        self.gpu_type: NDArray[np.int32] = np.full(shape, -1, np.int32)
         self.gpu_open: Bools = np.zeros(shape, np.bool_)
         self.gpu_over: Bools = np.zeros(shape, np.bool_)
         self.vram_total: Ints = np.full(shape, UNKNOWN, np.int64)

@@ -57,7 +57,7 @@ class PooledCards(OneWorkerTier):
 
     def allocate(self, size: int) -> None:
         super().allocate(size)
-        self.code = np.full(size, -1, np.int16)
+        self.code = np.full(size, -1, np.int32)
         """Type of the cards offered."""
 
     # -- keeping up --------------------------------------------------------------------------------------

@@ -106,6 +106,11 @@ BEGIN
         NEW.unified := coalesce(host.unified_memory, false);
         NEW.vram_allocated := 0;
         NEW.version := 0;
+        IF (SELECT count(*) FROM gpu_devices WHERE worker_id = NEW.worker_id) >= 256 THEN
+            -- Every daemon keeps a column for each card of the largest worker.
+            RAISE EXCEPTION 'worker % has 256 GPUs, which is the most a worker can have', NEW.worker_id
+                USING ERRCODE = 'program_limit_exceeded', HINT = 'Split it into several workers.';
+        END IF;
     ELSE
         -- A decision on its way names the card by its id and writes its index: another index is another card.
         IF (NEW.worker_id, NEW.type, NEW.index) <> (OLD.worker_id, OLD.type, OLD.index) THEN

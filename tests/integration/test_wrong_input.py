@@ -200,3 +200,17 @@ async def test_sizes_whose_sum_is_beyond_64_bits_are_listed(world: World) -> Non
     await world.worker(largest, largest, largest)
     (row,) = await Inventory(world.sql).rows("workers", None)
     assert row["vram_total"] == largest
+
+
+async def test_a_worker_with_thousands_of_gpus_is_refused_whole_and_one_with_256_is_not(world: World) -> None:
+    worker, _ = await world.worker()
+    many = (
+        "INSERT INTO gpu_devices (worker_id, index, type, vram_total)"
+        " SELECT $1, n, 't' || n, 1073741824 FROM generate_series(1, $2) n"
+    )
+    with pytest.raises(asyncpg.PostgresError, match="256 GPUs") as refused:
+        await world.sql.execute(many, worker, 257)
+    assert refused.value.hint == "Split it into several workers."
+    assert await world.sql.fetchval("SELECT count(*) FROM gpu_devices WHERE worker_id = $1", worker) == 0
+    await world.sql.execute(many, worker, 256)
+    await works(world)

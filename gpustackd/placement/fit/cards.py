@@ -30,7 +30,7 @@ class Cards:
     """(R, S) total VRAM; -1 where unknown or where no card is."""
     share: Floats
     """(R, S) u of the card's type, or one number for all."""
-    type: NDArray[np.int16]
+    type: NDArray[np.int32]
     """(R, S) type code, -1 = no card."""
     usable: Bools
     """(R, S) there, open, of known size, not over-committed, and not excluded."""

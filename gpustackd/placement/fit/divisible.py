@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 
@@ -46,6 +47,16 @@ class Divisors:
                 return Indivisible(what, value, n)
         return None
 
+    def allowed(self, least: int, most: int) -> tuple[int, ...]:
+        """The numbers of GPUs from `least` to `most` that can share the model."""
+        return _allowed(self, least, most)
+
     def allows(self, n: int) -> bool:
         """Whether n GPUs can share the model; never for n <= 0."""
         return n > 0 and self.complaint(n) is None
+
+
+@lru_cache(maxsize=4096)
+def _allowed(divisors: Divisors, least: int, most: int) -> tuple[int, ...]:
+    # asked for every type of card of a search, and again whenever workers change
+    return tuple(n for n in range(least, most + 1) if divisors.allows(n))

@@ -73,7 +73,7 @@ def sizes(rules: Rules, slots: int) -> list[int]:
     """Numbers of NPUs of one worker to try, smallest first."""
     if rules.gpu_count:
         return [rules.gpu_count] if rules.gpu_count <= slots else []
-    return [n for n in range(1, slots + 1) if rules.divisors.allows(n)]
+    return list(rules.divisors.allowed(1, slots))
 
 
 def levels(rules: Rules, slots: int) -> list[int]:

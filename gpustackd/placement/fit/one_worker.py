@@ -37,10 +37,8 @@ def sizes(rules: Rules, slots: int) -> list[int]:
         if not rules.compat:
             return [rules.gpu_count] if 2 <= rules.gpu_count <= slots else []
         # the peer goes on to the next number that divides, past the one asked for
-        fitting = (n for n in range(rules.gpu_count, slots + 1) if rules.divisors.allows(n))
-        first = next(fitting, None)
-        return [] if first is None else [first]
-    return [n for n in range(1 if rules.compat else 2, slots + 1) if rules.divisors.allows(n)]
+        return list(rules.divisors.allowed(rules.gpu_count, slots)[:1])
+    return list(rules.divisors.allowed(1 if rules.compat else 2, slots))
 
 
 def several(
