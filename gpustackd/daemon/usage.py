@@ -2,6 +2,7 @@
 
 Usage samples raise no version and wake nobody: they are read now and then, and before decisions where the
 last look is not of this moment. Memory that was given back wakes what waits, as any freed capacity does.
+What an instance of ours held counts as others' until a sample shows that its process is gone.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from gpustackd.ports import Store, Wake
 
 _EVERY = 5.0
 """Seconds between looks while nothing is decided."""
-_CHEAP = 0.02
-"""Seconds that a look may take and still be made before every batch of decisions."""
-_SHARE = 0.1
-"""Part of the time that dearer looks may take, as on fleets of tens of thousands of cards."""
+_FEW = 2000
+"""GPUs up to which the samples are read before every batch of decisions."""
+_GOOD_FOR = 1 / 80_000
+"""Seconds, for each GPU of a larger fleet, for which a look is good enough: half a second at 40,000, where
+a look takes a tenth of that."""
 
 
 class Usage:
@@ -43,7 +45,7 @@ class Usage:
         self._looking = anyio.Lock()
 
     async def look(self) -> None:
-        """Read the samples, unless that is dear and was done just now."""
+        """Read the samples, unless the fleet is large and that was done just now."""
         if self._fresh is None:
             return
         async with self._looking:
@@ -54,8 +56,8 @@ class Usage:
                 held = await self._store.foreign_memory(self._fresh)
             except Contended:
                 return  # what is known serves for the moment
-            took = self._clock() - began
-            self._next = 0.0 if took < _CHEAP else began + took / _SHARE
+            gpus = len(self._view.fleet.slot)
+            self._next = began + gpus * _GOOD_FOR if gpus > _FEW else 0.0
             if self._view.fleet.set_foreign(held):
                 self._tell(Wake("capacity"))
 
