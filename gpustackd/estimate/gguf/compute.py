@@ -90,7 +90,7 @@ class Buffers:
         here: list[int] = []
         on_devices = [r for r in runs if r[0] != devices]
         for place, run in runs:
-            few = _standing_for(run, self._kinds, self._dims.layers - 1)
+            few = _standing_for(run, self._kinds)
             if place == devices:
                 order += few
                 here += [-1] * len(few)
@@ -155,19 +155,19 @@ class Buffers:
         )
 
 
-def _standing_for(run: Sequence[int], kinds: Sequence[int], last: int) -> list[int]:
+def _standing_for(run: Sequence[int], kinds: Sequence[int]) -> list[int]:
     """A few layers of a run of neighbours on one device that need what all of them need: some of each kind,
-    in turns, since kinds that take turns hold each other's masks; and the last layer of the network. Until
-    the gaps of the buffer repeat takes up to three layers."""
+    in turns, since kinds that take turns hold each other's masks; and its last one. Until the gaps of the
+    buffer repeat takes up to three layers; from then on they may depend on whether the number is even."""
     first: dict[int, list[int]] = {}
     for i in run:
         met = first.setdefault(kinds[i], [])
         if len(met) < SOME:
             met.append(i)
-    turns = [met for _, met in sorted(first.items())]
-    few = [met[turn] for turn in range(SOME) for met in turns if turn < len(met)]
-    if run[-1] == last:
-        few = [i for i in few if i != last] + [last]
+    few = [met[turn] for turn in range(SOME) for met in first.values() if turn < len(met)]
+    few = [*(i for i in few if i != run[-1]), run[-1]]
+    if (len(run) - len(few)) % 2:
+        few.insert(-1, next(i for i in run if i not in few))
     return few
 
 
