@@ -51,6 +51,7 @@ def demo(
 
     Example: gpustackd demo
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job ignores it
     signal.signal(signal.SIGTERM, _interrupt)
     told = Narration(console())
     with _place(directory) as where:

@@ -43,15 +43,15 @@ _CONTENDED = (
 _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.UndefinedColumnError)
 
 _WORKERS = """
-SELECT m.mark, w.id, w.name, w.cluster_id, w.state, w.version, w.labels, w.ram_capacity, w.ram_allocated,
+SELECT w.id, w.name, w.cluster_id, w.state, w.version, w.labels, w.ram_capacity, w.ram_allocated,
        w.unified_memory, w.over_committed, w.vram_reserved, w.cpu_arch, w.ip, w.advertise_address, w.ifname,
        w.port
-  FROM (SELECT pg_current_snapshot()::text AS mark) m LEFT JOIN workers w ON {where}"""
+  FROM workers w WHERE {where}"""
 _GPUS = """
-SELECT g.id, g.worker_id, g.index, g.type, g.version, g.vram_total, g.capacity, g.vram_allocated, g.open,
-       g.schedulable, g.over_committed, g.vendor, g.name, g.uuid, g.arch_family, g.compute_capability,
+SELECT m.mark, g.id, g.worker_id, g.index, g.type, g.version, g.vram_total, g.capacity, g.vram_allocated,
+       g.open, g.schedulable, g.over_committed, g.vendor, g.name, g.uuid, g.arch_family, g.compute_capability,
        g.runtime_version, g.vram_used, g.links, g.network
-  FROM gpu_devices g WHERE {where}"""
+  FROM (SELECT pg_current_snapshot()::text AS mark) m LEFT JOIN gpu_devices g ON {where}"""
 # Exactly the rows whose last change was not visible in the snapshot `$1`; the index takes the range.
 _SINCE = (
     "{0}.changed_in >= pg_snapshot_xmin($1::text::pg_snapshot)::text::bigint"
@@ -183,13 +183,15 @@ class PostgresStore:
         where = "true" if since is None else _SINCE
         arguments = () if since is None else (since,)
         async with self.connection() as connection:
-            # The mark is taken with the first look; whatever the second sees beyond it comes again.
-            workers = await connection.fetch(_WORKERS.format(where=where.format("w")), *arguments)
+            # The mark is taken with the first look; whatever the second sees beyond it comes again. GPUs come
+            # first: of a worker that goes away in between it is then told that the worker is gone, not that
+            # its cards are closed.
             gpus = await connection.fetch(_GPUS.format(where=where.format("g")), *arguments)
+            workers = await connection.fetch(_WORKERS.format(where=where.format("w")), *arguments)
         return FleetChanges(
-            mark=workers[0]["mark"],
-            workers=[_worker(r) for r in workers if r["id"] is not None],
-            gpus=[GpuRow(*r) for r in gpus],
+            mark=gpus[0]["mark"],
+            workers=[_worker(r) for r in workers],
+            gpus=[GpuRow(*list(r)[1:]) for r in gpus if r["id"] is not None],
             complete=since is None,
         )
 

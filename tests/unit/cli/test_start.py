@@ -15,6 +15,7 @@ from gpustackd.errors import UsageError
 # The signal comes while the program is being imported, which is where a busy start spends its time.
 EARLY = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
 class Sender:
     def find_spec(self, name, path=None, target=None):
         if name == "gpustackd.cli.program":
