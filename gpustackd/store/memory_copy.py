@@ -10,7 +10,7 @@ from gpustackd.store.memory_tables import Gpu, Instance, Model, Worker
 
 
 async def copied(source: Store) -> MemoryStore:
-    """Fleet, ledger, pools and ready files of `source`, with the same ids; waiting instances are left out.
+    """Fleet, ledger, pools, backends and ready files of `source`, with the same ids; nothing that waits.
 
     Of a placed instance only what the ledger says is known: it is RUNNING under a name made of its id.
     Raises DatabaseUnavailable.
