@@ -31,7 +31,7 @@ class OverMemory(Protocol):
 
 def test_over_memory_every_rule_holds_after_every_step() -> None:
     OverMemory.outcomes.clear()
-    run_state_machine_as_test(OverMemory, settings=settings(max_examples=200, stateful_step_count=60))
+    run_state_machine_as_test(OverMemory, settings=settings(max_examples=120, stateful_step_count=60))
     print(dict(OverMemory.outcomes))
     assert {"placed", "refused", "conflict"} <= set(OverMemory.outcomes)
 
@@ -91,7 +91,7 @@ def beside(database: str) -> Iterator[type[Beside]]:
 
 def test_over_postgresql_every_step_ends_as_in_memory(beside: type[Beside]) -> None:
     beside.outcomes.clear()
-    patient = settings(max_examples=25, stateful_step_count=30, suppress_health_check=list(HealthCheck))
+    patient = settings(max_examples=15, stateful_step_count=30, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(beside, settings=patient)
     print(dict(beside.outcomes))
     assert beside.outcomes["placed"] > 0
