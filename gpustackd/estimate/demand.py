@@ -39,7 +39,7 @@ def build_demand(
         ram = role_memory or CUSTOM_RAM_LEAST
         need = Need(vram=0, ram=ram, ram_static=ram)
     elif engine is Engine.GGUF:
-        need, gguf = gguf_need(spec, facts)
+        need, gguf = gguf_need(spec, facts, compat=compat)
     elif engine is Engine.MINDIE:
         need = _mindie_need(spec, facts, compat=compat)
     else:
