@@ -17,7 +17,8 @@ from gpustackd.domain.gguf_levels import GgufNeed, Level
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.estimate.gguf.classify import distributable, is_image
 from gpustackd.estimate.gguf.image import ImageSizes
-from gpustackd.estimate.gguf.peer import PeerSizes, peer_flags
+from gpustackd.estimate.gguf.peer import PeerSizes
+from gpustackd.estimate.gguf.peer_flags import peer_flags
 from gpustackd.estimate.gguf.refusal import LlamaRefuses, refusal
 from gpustackd.estimate.gguf.serving import Serving, serving_of
 from gpustackd.estimate.gguf.shares import level_of

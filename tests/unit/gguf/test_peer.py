@@ -13,7 +13,8 @@ from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf import BY_NAME, GgufFacts, Tensor
 from gpustackd.estimate.gguf.need import gguf_need
-from gpustackd.estimate.gguf.peer import MIB, PeerFlags, PeerSizes, peer_flags
+from gpustackd.estimate.gguf.peer import PeerSizes
+from gpustackd.estimate.gguf.peer_flags import MIB, PeerFlags, peer_flags
 from tests.specs import a_model
 
 CAPTURED = Path(__file__).parents[2] / "fixtures" / "peer" / "gguf-estimates.json"
