@@ -72,7 +72,8 @@ def one_worker(step: AllOnOneWorker, rows: Ints) -> list[Reason]:
             if len(slots) > 1 and (best is None or offer > best[0]):
                 best = (offer, r, slots)
     if best is None:
-        return [_fit("no_pair", "several GPUs: no worker has two GPUs of one type with memory free")]
+        text = "several GPUs: no worker has two GPUs of one type with memory free"
+        return [_fit("no_pair", text), *_not_tried(step)]
     offer, r, slots = best
     need = _need(step, len(slots))
     name, ram = step.fleet.row(int(rows[r])).name, int(found.ram[r])
@@ -91,7 +92,22 @@ def one_worker(step: AllOnOneWorker, rows: Ints) -> list[Reason]:
             ram_need = level.ram_unified if found.unified[r] else level.ram
             text += f"; {gib(ram_need)} of RAM are needed"
             params["need_ram_bytes"] = ram_need
-    return [_fit("one_worker", text, **params)]
+    return [_fit("one_worker", text, **params), *_not_tried(step)]
+
+
+def _not_tried(step: AllOnOneWorker) -> list[Reason]:
+    """Ways that are closed by the model's own settings, or by what it is."""
+    shut: list[str] = []
+    need = step.search.demand.gguf
+    if need is not None and not need.distributable:
+        shut.append("over several workers: this model cannot be distributed")
+    elif not step.rules.distributed:
+        shut.append("over several workers: distributed_inference_across_workers is off")
+    if not step.asked.cpu_offloading:
+        shut.append("with layers in RAM: cpu_offloading is off")
+    if not shut:
+        return []
+    return [_fit("not_tried", f"not tried: {'; '.join(shut)}", ways=shut)]
 
 
 def _need(step: AllOnOneWorker, count: int) -> int:

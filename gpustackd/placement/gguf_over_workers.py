@@ -19,7 +19,7 @@ from gpustackd.errors import BadRow
 from gpustackd.placement import gguf_lacking
 from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.gguf import MOST_DEVICES, Gguf
-from gpustackd.placement.fit.gguf_plan import Plan, Planner
+from gpustackd.placement.fit.gguf_plan import Plan, Planner, Room
 from gpustackd.placement.fit.seat import Choice, Offload, Seat
 
 if TYPE_CHECKING:
@@ -178,6 +178,15 @@ class LayersOverWorkers:
                 yield self._main(there, r)
             at = end
 
+    def _different(self, there: Offered, turn: int) -> Iterator[Main]:
+        """The first of the workers that serve alike: where it does not, the others do not either."""
+        seen: set[object] = set()
+        for main in self.mains(there, turn):
+            kind = (main.ram, main.unified, *main.rooms)
+            if kind not in seen:
+                seen.add(kind)
+                yield main
+
     def _main(self, there: Offered, r: int) -> Main:
         """Its cards of the type that offers most together."""
         found = there.cards
@@ -203,7 +212,7 @@ class LayersOverWorkers:
         if there.bound < self.planner.needed(level):
             return None
         tried = 0
-        for main in self.mains(there, turn):
+        for main in self._different(there, turn):
             others = [c for c in there.remotes if c.w != main.w]
             if main.ram < self.planner.left(level) or not self._could(main, others, level):
                 continue
@@ -261,28 +270,41 @@ class LayersOverWorkers:
     # -- as many layers as can be ----------------------------------------------------------------------------
 
     def _most(self, there: Offered, turn: int) -> Layout | None:
-        best: Layout | None = None
-        level = tried = 0
-        for main in self.mains(there, turn):
+        """The layout with the most layers: those are worked out first that hold most by what layers add."""
+        likely: list[tuple[int, int, Main, list[Card]]] = []
+        top = 0
+        for n, main in enumerate(self._different(there, turn)):
             others = [c for c in there.remotes if c.w != main.w][: MOST_DEVICES - len(main.cards)]
             most = self.planner.bound([*main.rooms, *(c.room for c in others)])
-            if not others or most <= level or main.ram < self.planner.left(most):
+            if not others or most < top or main.ram < self.planner.left(most):
                 continue
-            if tried >= MOST_MAINS or self.planner.exhausted:
+            if len(likely) >= MOST_MAINS:
                 self.cut = True
                 break
-            tried += 1
-            devices = [*others, *main.cards]
-            order = sorted(range(len(devices)), key=lambda i: (-devices[i].room, devices[i].w != main.w, i))
-            choosing = self.planner.deepest([(c.room, c.unified) for c in devices], order)
-            if choosing is None or choosing.plan.layers <= level:
-                continue
-            taken = [devices[i] for i in choosing.taken]
-            own = tuple(c for c in taken if c.w == main.w)
-            far = tuple(c for c in taken if c.w != main.w)
-            if own and far and holds_ram(main, choosing.plan, len(own)):
-                best, level = Layout(main, far, own, choosing.plan), choosing.plan.layers
+            level = self.planner.likely_deepest(*_asked([*others, *main.cards], main))
+            if level and main.ram >= self.planner.left(level):
+                likely.append((-level, n, main, others))
+                top = max(top, level)
+        best: Layout | None = None
+        for about, _, main, others in sorted(likely, key=lambda x: x[:2]):
+            if best is not None and -about <= best.plan.layers:
+                break
+            found = self._deepest(main, others)
+            if found is not None and (best is None or found.plan.layers > best.plan.layers):
+                best = found
         return best
+
+    def _deepest(self, main: Main, others: Sequence[Card]) -> Layout | None:
+        devices = [*others, *main.cards]
+        choosing = self.planner.deepest(*_asked(devices, main))
+        if choosing is None:
+            return None
+        taken = [devices[i] for i in choosing.taken]
+        own = tuple(c for c in taken if c.w == main.w)
+        far = tuple(c for c in taken if c.w != main.w)
+        if not own or not far or not holds_ram(main, choosing.plan, len(own)):
+            return None
+        return Layout(main, far, own, choosing.plan)
 
     # -- saying --------------------------------------------------------------------------------------------
 
@@ -294,6 +316,12 @@ class LayersOverWorkers:
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         return gguf_lacking.many_workers(self, rows) if len(rows) else [], Cure.CAPACITY
+
+
+def _asked(devices: Sequence[Card], main: Main) -> tuple[list[Room], list[int]]:
+    """Devices as a planner takes them, and the order in which they are given up, the last first."""
+    order = sorted(range(len(devices)), key=lambda i: (-devices[i].room, devices[i].w != main.w, i))
+    return [(c.room, c.unified) for c in devices], order
 
 
 def holds_ram(main: Main, plan: Plan, own: int) -> bool:

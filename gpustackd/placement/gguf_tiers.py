@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gpustackd.placement.search import Search
 
 
+FEW = 1000
+"""Beyond any number of GPUs."""
+
+
 class LayeredTier(OneWorkerTier):
     """What the steps share: the offer of a worker is kept as a seat."""
 
@@ -154,7 +158,49 @@ class AllOnOneGpu(LayeredTier):
 
 
 class SeveralGpus(LayeredTier):
-    """What the steps with several GPUs of one worker share: the devices that a worker offers."""
+    """What the steps with several GPUs of one worker share. What a worker offers is known about, by what
+    layers add; exact sizes are asked for the workers alone that are the best by that."""
+
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self.about = np.zeros(size, np.int32)
+        """How good the offer of a worker is, more is better; 0 = none."""
+        self.sure: Bools = np.zeros(size, np.bool_)
+        """Whether the offer is worked out."""
+
+    def compute(self, rows: Ints, passing: Ints) -> None:
+        self._offering = None
+        self.about[rows] = 0
+        self.sure[rows] = False
+        super().compute(rows, passing)
+
+    def work_out(self, found: Cards, r: int) -> tuple[int, Seat] | None:
+        """How good the offer of a worker really is, and what it takes."""
+        raise NotImplementedError
+
+    @property
+    def offering(self) -> Ints:
+        """Positions with the best offers, all of them worked out; of these those with the fewest GPUs."""
+        while self._offering is None:
+            best = int(self.about.max(initial=0))
+            idx = np.flatnonzero(self.about == best) if best else np.zeros(0, np.int64)
+            unsure = idx[~self.sure[idx]]
+            if len(unsure):
+                self._settle(unsure)
+            else:
+                self._offering = idx[self.count[idx] == self.count[idx].min(initial=2**15 - 1)]
+        return self._offering
+
+    def _settle(self, rows: Ints) -> None:
+        found = self.search.cards(rows)
+        offers: dict[int, Seat] = {}
+        self.about[rows] = 0
+        self.sure[rows] = True
+        for r, w in enumerate(rows.tolist()):
+            offer = self.work_out(found, r)
+            if offer is not None:
+                self.about[w], offers[r] = offer
+        self.keep(found, offers)
 
     def groups(self, found: Cards, r: int) -> Iterator[list[int]]:
         """Usable slots of one worker by GPU type, in the order of their indexes."""
@@ -201,17 +247,23 @@ class AllOnOneWorker(SeveralGpus):
 
     def look(self, rows: Ints) -> None:
         found = self.search.cards(rows)
-        enough = np.where(found.usable, found.free, 0).sum(axis=1) >= self.planner.needed(self.asked.total)
-        offers: dict[int, Seat] = {}
+        total = self.asked.total
+        enough = np.where(found.usable, found.free, 0).sum(axis=1) >= self.planner.needed(total)
         for r in np.flatnonzero(enough).tolist():
-            best: Seat | None = None
-            for slots in self.groups(found, r):
-                seat = self.seated(found, r, slots, self.fewest(found, r, slots))
-                if seat is not None and (best is None or len(seat.slots) < len(best.slots)):
-                    best = seat
-            if best is not None:
-                offers[r] = best
-        self.keep(found, offers)
+            counts = [
+                self.planner.likely_fewest(self.rooms(found, r, g), self.order(found, r, g), total)
+                for g in self.groups(found, r)
+            ]
+            fewest = min((n for n in counts if n), default=0)
+            self.about[rows[r]] = FEW - fewest if fewest else 0
+
+    def work_out(self, found: Cards, r: int) -> tuple[int, Seat] | None:
+        best: Seat | None = None
+        for slots in self.groups(found, r):
+            seat = self.seated(found, r, slots, self.fewest(found, r, slots))
+            if seat is not None and (best is None or len(seat.slots) < len(best.slots)):
+                best = seat
+        return (FEW - len(best.slots), best) if best is not None else None
 
     def fewest(self, found: Cards, r: int, slots: Sequence[int]) -> Choosing | None:
         """As few of these cards as hold every layer."""
@@ -242,65 +294,53 @@ class SomeOnOneWorker(SeveralGpus):
 
     step = code = "partial"
 
-    def allocate(self, size: int) -> None:
-        super().allocate(size)
-        self.level = np.zeros(size, np.int32)
-        """Layers of the offer."""
-
-    def compute(self, rows: Ints, passing: Ints) -> None:
-        before = self.level[rows]
-        self.level[rows] = 0
-        super().compute(rows, passing)
-        if not np.array_equal(before, self.level[rows]):
-            self._offering = None
-
-    @property
-    def offering(self) -> Ints:
-        """Positions with the most layers, of these those with the fewest GPUs."""
-        if self._offering is None:
-            idx = self.level.nonzero()[0]
-            if len(idx):
-                idx = idx[self.level[idx] == self.level[idx].max()]
-                idx = idx[self.count[idx] == self.count[idx].min()]
-            self._offering = idx
-        return self._offering
-
     def look(self, rows: Ints) -> None:
         found = self.search.cards(rows)
-        alone = self.levels_alone(found)
-        offers: dict[int, Seat] = {}
-        for r in np.flatnonzero(found.usable.any(axis=1)).tolist():
-            seat = self._of(found, r, alone[r])
-            if seat is not None:
-                offers[r] = seat
-        self.keep(found, offers)
-        for r, seat in offers.items():
-            if seat.offload is not None:
-                self.level[found.w[r]] = seat.offload.layers
+        asked = self.asked.layers
+        if asked is not None:
+            self.about[rows] = np.where(found.usable.any(axis=1), asked, 0)
+            return
+        best = np.zeros(len(rows), np.int64)
+        if not self.asked.split:
+            pooled = np.broadcast_to(found.unified[:, None], found.free.shape)
+            alone = np.where(found.usable, self.planner.about_alone(found.free, pooled), 0)
+            best = alone.max(axis=1)
+            left = np.array([self.planner.left(n) for n in range(self.asked.total)], np.int64)
+            best[found.ram < left[best]] = 0
+        for r in np.flatnonzero(np.count_nonzero(found.usable, axis=1) > 1).tolist():
+            for slots in self.groups(found, r):
+                offered = int(found.free[r, slots].sum())
+                if len(slots) > 1 and self.planner.at_most(offered) > best[r]:
+                    rooms, order = self.rooms(found, r, slots), self.order(found, r, slots)
+                    level = self.planner.likely_deepest(rooms, order)
+                    if level > best[r] and found.ram[r] >= self.planner.left(level):
+                        best[r] = level
+        self.about[rows] = best
 
-    def levels_alone(self, found: Cards) -> Ints:
-        """(R, S) the most layers that each card holds by itself; 0 = none."""
-        best = np.zeros(found.free.shape, np.int64)
+    def levels_alone(self, found: Cards, r: int) -> Ints:
+        """(S,) the most layers that each card of a worker holds by itself; 0 = none."""
+        usable, unified = found.usable[r], bool(found.unified[r])
+        best = np.zeros(usable.shape, np.int64)
         if self.asked.split:
             return best
-        pooled = np.broadcast_to(found.unified[:, None], best.shape)[found.usable]
         if self.asked.layers is None:
-            best[found.usable] = self.planner.deepest_alone(found.free[found.usable], pooled)
+            free = found.free[r, usable]
+            best[usable] = self.planner.deepest_alone(free, np.full(free.shape, unified))
         else:
-            best[found.usable] = self.asked.layers
-        for n in np.unique(best[best > 0]).tolist():
+            best[usable] = self.asked.layers
+        for n in set(best[best > 0].tolist()):
             level = self.planner.alone(n)
-            claim = np.where(found.unified, level.devices[0].unified, level.devices[0].vram)
-            ram = np.where(found.unified, level.ram_unified + claim, level.ram)
-            holds = (claim[:, None] <= found.free) & (ram <= found.ram)[:, None]
-            best[(best == n) & ~holds] = 0
+            claim = level.devices[0].unified if unified else level.devices[0].vram
+            ram = level.ram_unified + claim if unified else level.ram
+            best[(best == n) & ((claim > found.free[r]) | (ram > found.ram[r]))] = 0
         return best
 
-    def _of(self, found: Cards, r: int, alone: Ints) -> Seat | None:
+    def work_out(self, found: Cards, r: int) -> tuple[int, Seat] | None:
+        alone = self.levels_alone(found, r)
         level = int(alone.max())
         best = self._alone(found, r, int(alone.argmax()), level) if level else None
         if level and level == self.asked.layers:
-            return best
+            return (level, best) if best is not None else None
         for slots in self.groups(found, r):
             offered = int(found.free[r, slots].sum())
             if len(slots) < 2 or self.planner.at_most(offered) <= level:
@@ -313,7 +353,7 @@ class SomeOnOneWorker(SeveralGpus):
             seat = self.seated(found, r, slots, choosing)
             if seat is not None and choosing is not None and choosing.plan.layers > level:
                 best, level = seat, choosing.plan.layers
-        return best
+        return (level, best) if best is not None else None
 
     def _alone(self, found: Cards, r: int, slot: int, level: int) -> Seat:
         sized, pooled = self.planner.alone(level), bool(found.unified[r])
@@ -332,7 +372,7 @@ class SomeOnOneWorker(SeveralGpus):
         if not turn or len(kept.slots) != 1 or kept.offload is None:
             return kept
         found = self.search.cards(np.array([w]))
-        good = np.flatnonzero(self.levels_alone(found)[0] == kept.offload.layers).tolist()
+        good = np.flatnonzero(self.levels_alone(found, 0) == kept.offload.layers).tolist()
         return replace(kept, slots=(good[turn % len(good)],)) if good else kept
 
     def choose(self, turn: int) -> Choice | None:

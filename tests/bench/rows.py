@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from gpustackd.store.embedded import EmbeddedPostgres
 from gpustackd.store.migrate import upgrade
-from tests.bench import bench_decide, machine, side_by_side
+from tests.bench import bench_decide, bench_gguf_search, machine, side_by_side
 from tests.bench.daemons import replicas, warm
 from tests.bench.demands import BenchModel, write_models
 from tests.bench.figure import Figure
@@ -26,7 +26,7 @@ from tests.bench.stage import Stage
 
 Tell = Callable[[str], None]
 
-NAMES = ("decide", "rate", "latency", "parked", "replicas", "full", "memory", "growth")
+NAMES = ("decide", "gguf", "rate", "latency", "parked", "replicas", "full", "memory", "growth")
 """In the order of DESIGN section 9, as far as rows do not share a daemon."""
 SHARING = ("latency", "rate", "parked")
 """Rows that one daemon serves."""
@@ -70,6 +70,8 @@ async def measure(
     figures: list[Figure] = []
     if "decide" in wanted:
         figures += [Figure(**row) for row in await anyio.to_thread.run_sync(bench_decide.rows, quick)]
+    if "gguf" in wanted:
+        figures += [Figure(**row) for row in await anyio.to_thread.run_sync(bench_gguf_search.rows, quick)]
     async with EmbeddedPostgres(folder / "postgres", report=tell) as server:
         bench = Bench(server, folder, write_models(folder / "models"), QUICK if quick else LONG, tell)
         found = await bench.machine(cores)

@@ -73,6 +73,7 @@ def rules(demand: Demand, compat: bool) -> Rules:
         vram=demand.need.vram or 0,
         taking=Taking.SPLIT,
         ram=demand.need.ram,
+        ram_static=demand.need.ram_static,
         gpu_count=(per or len(spec.gpu_ids)) if spec.gpu_ids and not compat else 0,
         distributed=bool(spec.distributed_inference_across_workers) and need.distributable,
         mode="delegated",

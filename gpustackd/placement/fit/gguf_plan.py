@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -86,19 +87,29 @@ class Planner:
             found = self._alone[level] = self.asked.sizes.level(level)
         return found
 
+    def about_alone(self, free: Ints, pooled: Bools) -> Ints:
+        """About the most layers, but not all, that devices with so much free memory hold, each by itself; 0 =
+        none. By what layers add; see `deepest_alone`."""
+        most = self.total - 1
+        if most < 1:
+            return np.zeros(free.shape, np.int64)
+        needed = np.array([self.needed(n) for n in range(most + 1)])
+        rest = np.where(pooled, self._rest_alone(True), self._rest_alone(False))
+        about: Ints = np.clip(np.searchsorted(needed, free - rest, side="right") - 1, 0, most)
+        return about
+
     def deepest_alone(self, free: Ints, pooled: Bools) -> Ints:
         """The most layers, but not all, that devices with so much free memory hold, each by itself; 0 = none.
 
-        A guess by layers is held against the exact sizes of the few levels that it names.
+        What layers add names a few levels, which are held against their exact sizes.
         """
         most = self.total - 1
-        found = np.zeros(free.shape, np.int64)
+        found = self.about_alone(free, pooled)
         for unified in (False, True):
             mine = pooled if unified else ~pooled
             if most < 1 or not mine.any():
                 continue
-            guesses = np.array([self.needed(n) for n in range(most + 1)]) + self._rest_alone(unified)
-            level = np.clip(np.searchsorted(guesses, free[mine], side="right") - 1, 0, most)
+            level = found[mine]
             claim = self._claims(unified)
             for _ in range(ROUNDS):
                 higher = np.minimum(level + 1, most)
@@ -113,7 +124,7 @@ class Planner:
     def _claims(self, unified: bool) -> Callable[[Ints], Ints]:
         def claims(levels: Ints) -> Ints:
             table = np.zeros(self.total + 1, np.int64)
-            for n in np.unique(levels[levels > 0]).tolist():
+            for n in set(levels[levels > 0].tolist()):
                 share = self.alone(n).devices[0]
                 table[n] = share.unified if unified else share.vram
             return table[levels]
@@ -150,6 +161,21 @@ class Planner:
         key = ("deepest", tuple(rooms), tuple(order))
         return self._keep(key, lambda: self._deepest(rooms, order))
 
+    def likely_fewest(self, rooms: Sequence[Room], order: Sequence[int], level: int) -> int:
+        """About how many devices `fewest` takes, by what layers add; 0 = none do. No exact size is asked for
+        but those of buffers."""
+        if self.asked.split:
+            return len(self.asked.split) if len(rooms) >= len(self.asked.split) else 0
+        key = ("likely", tuple(rooms), tuple(order), level)
+        return self._keep(key, lambda: self._likely_fewest(rooms, order, level))
+
+    def likely_deepest(self, rooms: Sequence[Room], order: Sequence[int]) -> int:
+        """About how many layers `deepest` holds."""
+        if self.asked.split:
+            return self.total - 1 if len(rooms) >= len(self.asked.split) else 0
+        key = ("reach", tuple(rooms), tuple(order))
+        return self._keep(key, lambda: self._reach(rooms, self._able(rooms, order), self.total - 1))
+
     def needed(self, level: int) -> int:
         """Bytes that so many layers take on devices whatever their division, buffers not counted."""
         return self.layers.held(self.total - level, self.total)
@@ -177,7 +203,7 @@ class Planner:
             found = self._runs[key] = self.layers.longest(room, last)
         return found
 
-    @property
+    @cached_property
     def least_rest(self) -> int:
         """What any of several devices takes at least beside layers."""
         found = [
@@ -294,6 +320,32 @@ class Planner:
                     return found
         return None
 
+    def _likely_fewest(self, rooms: Sequence[Room], order: Sequence[int], level: int) -> int:
+        start = self.total - level
+        for count in range(2, min(len(rooms), MOST_DEVICES, level) + 1):
+            if not self._could_hold(rooms, order[:count], level):
+                continue
+            first = sorted(order[:count])
+            if self.layers.filled(start, self._without_rests(rooms, first, level)) is not None:
+                return count
+            rests = self.rests(count, level, unified=any(u for _, u in rooms))
+            if count < len(rooms) and self.layers.chosen(start, [f for f, _ in rooms], rests, count):
+                return count
+        return 0
+
+    def _without_rests(self, rooms: Sequence[Room], taken: Sequence[int], level: int) -> list[int]:
+        """What these devices have for layers."""
+        count = len(taken)
+        own, pooled = (self.rests(count, level, unified=u) for u in (False, True))
+        return [rooms[i][0] - (pooled if rooms[i][1] else own)[_place(n, count)] for n, i in enumerate(taken)]
+
+    def _able(self, rooms: Sequence[Room], order: Sequence[int]) -> list[int]:
+        """As many devices as may be, without those at the end that could not hold the output."""
+        taken = sorted(order[:MOST_DEVICES])
+        while taken and not self._ends(rooms[taken[-1]], len(taken)):
+            taken.pop()
+        return taken
+
     def _some(self, rooms: Sequence[Room], order: Sequence[int], level: int, count: int) -> Choosing | None:
         """The first so many in `order`, else any that hold so many layers."""
         if self.asked.split:
@@ -313,9 +365,7 @@ class Planner:
         most = self.total - 1
         if self.asked.split:
             return self._deepest_given(rooms, most)
-        taken = sorted(order[:MOST_DEVICES])
-        while taken and not self._ends(rooms[taken[-1]], len(taken)):
-            taken.pop()
+        taken = self._able(rooms, order)
         level = self._reach(rooms, taken, most)
         for i in reversed(order):
             fewer = [x for x in taken if x != i]
@@ -338,9 +388,7 @@ class Planner:
         count = len(taken)
         if not 1 < count <= most:
             return 0
-        own, pooled = (self.rests(count, 0, unified=u) for u in (False, True))
-        free = [rooms[i][0] - (pooled if rooms[i][1] else own)[_place(n, count)] for n, i in enumerate(taken)]
-        return min(self.layers.deepest(free), most)
+        return min(self.layers.deepest(self._without_rests(rooms, taken, 0)), most)
 
     def _deepest_given(self, rooms: Sequence[Room], most: int) -> Choosing | None:
         best: Choosing | None = None

@@ -209,3 +209,10 @@ def test_a_search_beyond_its_budget_ends_and_says_so(monkeypatch: pytest.MonkeyP
     outcome = ask(on, wanted, memo=memo)  # another decision has a budget of its own
     assert not outcome.cut
     assert outcome.placement.strategy == "many_workers"
+
+
+def test_alike_workers_are_one_try_however_many_there_are():
+    on = fleet("300x2xA-4")
+    outcome = ask(on, spread(toy(60, 2), cpu_offloading=True))
+    assert not outcome.cut
+    assert outcome.placement.offload_layers == 15
