@@ -122,13 +122,25 @@ def _hold(on: Fleet, instance: dict[str, Any]) -> None:
 # -- the demand ------------------------------------------------------------------------------------------
 
 
-def demand(case: dict[str, Any]) -> Demand:
-    """What the case's model asks for, by the peer's arithmetic."""
+def ready(case: dict[str, Any]) -> dict[str, Any]:
+    """The same case with every worker READY: the original test went past the filters."""
+    workers = [w | {"set": {**(w.get("set") or {}), "state": "ready"}} for w in case["workers"]]
+    return case | {"workers": workers}
+
+
+def spec_of(case: dict[str, Any]) -> ModelSpec:
+    """The model's row."""
     asked = case["model"]
     row = {"id": 1, "version": 1, "name": asked.get("name", "model")} | asked
     if not row.get("backend") and case.get("backend") in BACKENDS:
         row["backend"] = case["backend"]
-    spec = model_spec(row)
+    return model_spec(row)
+
+
+def demand(case: dict[str, Any]) -> Demand:
+    """What the case's model asks for, by the peer's arithmetic."""
+    asked = case["model"]
+    spec = spec_of(case)
     config = asked.get("config") or {}
     if ref := asked.get("config_ref"):
         config = _fixtures()[1][ref].get("hf_config") or {}

@@ -146,4 +146,5 @@ def candidate_words(candidate: Row) -> str:
     made_of = ", ".join(f"{k} {v:g}" for k, v in parts.items() if isinstance(v, int | float))
     score = candidate.get("score")
     scored = f"  score {score:g}" if isinstance(score, int | float) else ""
-    return f"{candidate.get('worker', '?')}{cards}{scored}" + (f"  ({made_of})" if made_of else "")
+    layers = f"  {limit}" if (limit := candidate.get("limit")) else ""
+    return f"{candidate.get('worker', '?')}{cards}{scored}" + (f"  ({made_of})" if made_of else "") + layers

@@ -70,3 +70,13 @@ def test_an_instance_that_nobody_looked_at_points_at_the_daemon(capsys: pytest.C
 def test_what_is_like_markup_in_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     answer = explanation({**WAITING, "name": "[red]x[/]"}, [])
     assert "[red]x[/], an instance of m" in text_of(answer, capsys)
+
+
+def test_layers_that_stay_in_ram_are_told_with_what_keeps_them_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    limit = "22 of 33 layers on GPUs: the next one takes 1.00 GiB, and no more than 0.75 GiB is left on any of them"
+    candidates = [{"worker": "w1", "gpus": 1, "score": 100, "offload_layers": 22, "limit": limit}]
+    text = text_of(explanation(PLACED, [decision("PLACED", candidates=candidates)]), capsys)
+    assert "22 of 33 layers on GPUs" in text
+    assert "0.75 GiB is left" in " ".join(text.split())

@@ -129,9 +129,7 @@ def layered(candidate: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", GGUF, ids=[c["id"] for c in GGUF])
 def test_the_same_candidates_of_gguf_models(case):
-    every = [w | {"set": {**(w.get("set") or {}), "state": "ready"}} for w in case["workers"]]
-    unfiltered = case | {"workers": every}
-    found = candidates(peer.fleet(unfiltered), peer.demand(case), peer.policy(case))
+    found = candidates(peer.fleet(peer.ready(case)), peer.demand(case), peer.policy(case))
     expected = case["expect"]["candidates"]
     assert [peer.as_candidate(p, Engine.GGUF) for p in found] == [layered(c) for c in expected]
     scores = [c["placement_score"] for c in expected if "placement_score" in c]
