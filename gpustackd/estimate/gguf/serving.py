@@ -118,17 +118,17 @@ def serving_of(facts: GgufFacts, flags: BackendParameters) -> Serving:
         cache_k=_cache_type(flags, "cache-type-k", "ctk"),
         cache_v=_cache_type(flags, "cache-type-v", "ctv"),
         flash_attention=flash,
-        offload_cache=not flags.flag("no-kv-offload", "nkvo") and not _switched_off(flags, "kv-offload"),
+        offload_cache=not flags.flag("nkvo") and not _switched_off(flags, "kv-offload"),
         full_windows=flags.flag("swa-full"),
         embeddings=embeddings,
         gpu_layers=_layers(flags, facts.integer("block_count")),
         tensor_split=tensor_split(flags),
         whole_split=(flags.text("split-mode", "sm") or "layer") not in {"row", "tensor"},
-        mmap=not flags.flag("no-mmap") and not _switched_off(flags, "mmap"),
-        repack=not flags.flag("no-repack", "nr") and not _switched_off(flags, "repack"),
+        mmap=not _switched_off(flags, "mmap"),
+        repack=not flags.flag("nr") and not _switched_off(flags, "repack"),
         overrides=_overrides(flags),
         cache_ram=_cache_ram(flags),
-        projector_offload=not flags.flag("no-mmproj-offload"),
+        projector_offload=not _switched_off(flags, "mmproj-offload"),
     )
 
 
@@ -227,6 +227,7 @@ def _count(flags: BackendParameters, *names: str) -> int | None:
 
 
 def _switched_off(flags: BackendParameters, name: str) -> bool:
+    """Whether `--no-name` is the last word about it."""
     return flags.has(name, f"no-{name}") and not flags.flag(name)
 
 
