@@ -75,7 +75,7 @@ def test_what_is_like_markup_in_a_name_is_printed_as_it_is(capsys: pytest.Captur
 def test_layers_that_stay_in_ram_are_told_with_what_keeps_them_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    limit = "22 of 33 layers on GPUs: the next one takes 1.00 GiB, and no more than 0.75 GiB is left on any of them"
+    limit = "22 of 33 layers on GPUs: the next one takes 1.00 GiB, and no more than 0.75 GiB is left"
     candidates = [{"worker": "w1", "gpus": 1, "score": 100, "offload_layers": 22, "limit": limit}]
     text = text_of(explanation(PLACED, [decision("PLACED", candidates=candidates)]), capsys)
     assert "22 of 33 layers on GPUs" in text

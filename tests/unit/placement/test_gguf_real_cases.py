@@ -34,8 +34,8 @@ DIFFERENCES = {
     "remote_ram": "gguf.8.remote_ram",
     "order": "gguf.11.index_order",
 }
-"""What may differ -> the note that says why. Claims differ everywhere: they are what llama.cpp allocates, with
-an allowance; so that a model may go to fewer GPUs, or lie on them with more layers."""
+"""What may differ -> the note that says why. Claims differ everywhere: they are what llama.cpp allocates,
+with an allowance; so that a model may go to fewer GPUs, or lie on them with more layers."""
 
 
 def shape_of(case: dict[str, Any]) -> Shape | None:
