@@ -137,7 +137,11 @@ class LayersOverWorkers:
         least = self.least_room()
         pooled = np.where(found.unified, (found.ram - per_worker * self.remote_ram) // per_worker, 2**62)
         room = np.minimum(found.free, pooled[:, None])
-        served = found.usable & (found.ram >= self.remote_ram)[:, None] & (room >= least)
+        served = found.usable & (room >= least)
+        short = np.count_nonzero(served, axis=1) * self.remote_ram > found.ram
+        for at in map(int, np.flatnonzero(short)):  # as many as its RAM serves, the largest
+            largest = np.argsort(-np.where(served[at], room[at], -1), kind="stable")
+            served[at, largest[int(found.ram[at]) // self.remote_ram :]] = False
         own = found.usable & (found.free >= least)
         offers = np.where(own, found.free, 0).sum(axis=1)
         mains = np.lexsort((fleet.worker_id[rows], -offers))

@@ -24,7 +24,7 @@ T = TypeVar("T")
 REPLICAS = 3
 NO = NoFit((Reason("no_room", "fit", "no room"),), "no room", Cure.CAPACITY)
 PLACES = ("worker_id", "gpu_type", "gpu_indexes", "computed_resource_claim", "distributed_servers")
-sizes = st.integers(0, 12)
+sizes = st.integers(0, 24)
 perhaps = st.one_of(st.none(), sizes)
 pick = st.integers(0, 10**6)
 seldom = st.sampled_from([False, False, False, True])
@@ -128,7 +128,8 @@ class Protocol(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.add_worker(20, 0, False, [8, 8])
+        self.add_worker(40, 0, False, [16, 16])
+        self.add_worker(40, 1, True, [16])
         self.add_model(1)
         self.create(0, 2)
 
@@ -274,7 +275,7 @@ class Protocol(RuleBasedStateMachine):
         wide=st.integers(0, 3),
         vram=st.integers(0, 6),
         ram=st.integers(0, 4),
-        blind=st.booleans(),
+        blind=seldom,
         check=st.sampled_from([Check.FITS, Check.FITS, Check.UNCHANGED]),
         over=seldom,
         at_once=st.booleans(),
@@ -342,7 +343,11 @@ class Protocol(RuleBasedStateMachine):
             able = [w for w in hosts.values() if blind or self.has_ram(w, ram)]
             return [(named[able[at % len(able)].id], [], [], ram)] if able else []
         turned = [*cards[at % len(cards) :], *cards[: at % len(cards)]] if cards else []
-        fit = [g for g in turned if blind or self.has_vram(g, vram)][:wide]
+        fit = [
+            g for g in turned
+            if blind
+            or (self.has_vram(g, vram + wide) and self.has_ram(hosts[g.worker_id], ram + wide * vram))
+        ][:wide]  # fmt: skip
         found: dict[str, list[str]] = {}
         for g in fit:
             found.setdefault(named[g.worker_id], []).append(named[g.id])
@@ -351,7 +356,8 @@ class Protocol(RuleBasedStateMachine):
 
     @staticmethod
     def has_ram(worker: WorkerRow, ram: int) -> bool:
-        return worker.ram_capacity is not None and worker.ram_capacity - worker.ram_allocated >= ram
+        free = None if worker.ram_capacity is None else worker.ram_capacity - worker.ram_allocated
+        return worker.state == "READY" and free is not None and free >= ram
 
     @staticmethod
     def has_vram(gpu: GpuRow, vram: int) -> bool:

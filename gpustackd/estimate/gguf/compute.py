@@ -12,7 +12,7 @@ from gpustackd.domain.gguf import GgufFacts
 from gpustackd.estimate.gguf.allocate import peaks
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.memory import ubatch_of, window_cells
-from gpustackd.estimate.gguf.networks import network_of
+from gpustackd.estimate.gguf.networks import is_known, network_of
 from gpustackd.estimate.gguf.passing import Homes, Inventory, Load, Pass
 from gpustackd.estimate.gguf.rough import rough_buffers
 from gpustackd.estimate.gguf.schedule import COPIES, schedule
@@ -59,6 +59,9 @@ class Buffers:
         self._kinds = _kinds(dims, tensors, self._moved)
         self._kept: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.warnings: tuple[str, ...] = ()
+        if not is_known(facts):
+            name = facts.architecture
+            self.warnings = (f"architecture {name} is not known: sized as a usual decoder, by its tensors",)
 
     def of(self, places: Sequence[int], devices: int) -> tuple[int, ...]:
         """Bytes on each device and, last, on the host. `places`: device of each block and of the output."""
@@ -151,7 +154,14 @@ class Buffers:
         for layer, place in zip(order, at, strict=True):
             layers[place].append(layer)
         return rough_buffers(
-            self._facts, self._dims, self._tensors, self._load, layers, output, copies=copies
+            self._facts,
+            self._dims,
+            self._tensors,
+            self._load,
+            layers,
+            output,
+            copies=copies,
+            cache_on_host=not self._serving.offload_cache,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gpustackd.domain.gguf import GgufFacts
 from gpustackd.estimate.gguf import decoders, encoders, hybrids, latent, recurrent
 from gpustackd.estimate.gguf.passing import Pass
+from gpustackd.estimate.gguf.styles import STYLES
 
 _NETWORKS: dict[str, Callable[[Pass], None]] = {
     "gemma2": decoders.gemma,
@@ -36,3 +37,8 @@ _NETWORKS: dict[str, Callable[[Pass], None]] = {
 def network_of(facts: GgufFacts) -> Callable[[Pass], None]:
     """The builder of a pass for this architecture."""
     return _NETWORKS.get(facts.architecture, decoders.decoder)
+
+
+def is_known(facts: GgufFacts) -> bool:
+    """Whether the network of this architecture is laid out here; another one is taken for a usual decoder."""
+    return facts.architecture in _NETWORKS or facts.architecture in STYLES

@@ -8,7 +8,7 @@ from gpustackd.domain.gguf import GgufFacts
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.passing import Inventory, Load
 
-ROOM = 1.25
+ROOM = 1.5
 """By how much the sum of a layer's results is raised."""
 
 
@@ -21,22 +21,30 @@ def rough_buffers(
     output: int,
     *,
     copies: int,
+    cache_on_host: bool = False,
 ) -> tuple[int, ...]:
     """Bytes on each device and, last, on the host. `layers`: those of each device, the host's last; `output`:
-    the device of the output. `copies`: how often inputs are held."""
+    the device of the output. `copies`: how often inputs are held. `cache_on_host`: attention runs there."""
     rows = 4 * load.tokens
-    mask = (2 if load.flash else 4) * load.cells * load.tokens // load.streams
+    # positions, indexes and a mask for each length of cache; where values lie by column, their indexes too
+    given = 64 * load.tokens + (2 if load.flash else 4) * load.cells * load.tokens
     if any(dims.windowed):
-        mask += (2 if load.flash else 4) * load.window_cells * load.tokens // load.streams
+        given += (2 if load.flash else 4) * load.window_cells * load.tokens
+    if not load.flash:
+        given += 2 * rows * max(h * dims.value_of(i) for i, h in enumerate(dims.kv_heads))
     found = []
     for device, some in enumerate(layers):
         peak = max((_layer(facts, dims, tensors, load, i) for i in some), default=0)
         if device == output:
             peak = max(peak, 4 * load.outputs * (dims.vocabulary + dims.embedding))
         if some or device == output:
-            peak += copies * (mask + 2 * rows * dims.embedding)
+            peak += copies * (given + 2 * rows * dims.embedding)
         found.append(int(peak))
-    found[-1] = max(found[-1], copies * (mask + 2 * rows * dims.embedding))
+    host = given + 4 * rows * dims.embedding
+    if cache_on_host:
+        every = [i for some in layers for i in some]
+        host += max((_layer(facts, dims, tensors, load, i) for i in every), default=0)
+    found[-1] = max(found[-1], copies * host)
     return tuple(found)
 
 
@@ -54,5 +62,7 @@ def _layer(facts: GgufFacts, dims: Dimensions, tensors: Inventory, load: Load, l
     head = max(dims.key_of(layer), dims.value_of(layer))
     attend = rows * (4 * other + 4 * dims.embedding + 2 * heads * head)
     if not load.flash:
-        attend += rows * heads * load.cells // load.streams
+        attend += rows * heads * load.cells
+    if facts.integer("attention.indexer.head_count"):  # cells are scored and chosen first
+        attend += 2 * rows * load.cells
     return int(ROOM * max(forward, attend))

@@ -65,7 +65,13 @@ LLAMA = Style()
 
 _LAYER_NORMED = Style(rms=False)
 _PLACED = Style(rms=False, turns=False, places=True)
+_AS_LLAMA = (
+    "llama", "arcee", "arctic", "chatglm", "deci", "ernie4_5", "ernie4_5-moe", "exaone", "glm4", "internlm2",
+    "mistral3", "paddleocr", "qwen", "qwen2", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe",
+    "seed_oss", "smollm3", "xverse",
+)  # fmt: skip
 STYLES: Mapping[str, Style] = MappingProxyType({
+    **dict.fromkeys(_AS_LLAMA, LLAMA),
     "baichuan": Style(turns=False),
     "bloom": Style(rms=False, turns=False, table_normed=True),
     "cohere2": Style(rms=False, parallel="wba", logits_scaled=True, window_turns_only=True),

@@ -216,3 +216,11 @@ def test_alike_workers_are_one_try_however_many_there_are():
     outcome = ask(on, spread(toy(60, 2), cpu_offloading=True))
     assert not outcome.cut
     assert outcome.placement.offload_layers == 15
+
+
+def test_a_worker_serves_as_many_gpus_as_its_ram_has_room_for_their_processes():
+    asked = spread(toy(63, 1, host=2 * GIB))  # the second worker cannot be the main one
+    placed = place(fleet("1x1xA-40 + 1x3xB-12[ram=1.25] + 1x1xC-10"), asked)
+    assert [p.worker_name for p in placed.parts] == ["w1", "w2", "w2", "w3"]
+    assert "many_workers" in refused(fleet("1x1xA-40 + 1x3xB-12[ram=1.25]"), asked).signature
+    assert place(fleet("1x1xA-40 + 1x3xB-12[ram=1.75]"), asked).gpu_count == 4
