@@ -43,6 +43,8 @@ class Columns:
         self.alive: Bools = np.zeros(workers, np.bool_)
         self.touched: Ints = np.zeros(workers, np.int64)
         """Tick of the last change of the worker, its GPUs or who sits on them."""
+        self.described: Ints = np.zeros(workers, np.int64)
+        """Tick of the last change of what filters look at: the worker's row, the kinds of its cards."""
         self.worker_id: Ints = np.zeros(workers, np.int64)
         self.cluster: Ints = np.zeros(workers, np.int64)
         self.state: NDArray[np.int16] = np.zeros(workers, np.int16)
@@ -87,7 +89,7 @@ class Columns:
         self._renewed = -1
 
     _WORKER_COLUMNS = (
-        "alive", "touched", "worker_id", "cluster", "state", "ready", "unified", "worker_over",
+        "alive", "touched", "described", "worker_id", "cluster", "state", "ready", "unified", "worker_over",
         "ram_capacity", "ram_allocated", "ram_assumed", "worker_version", "arch", "occupants",
         "spanning",
     )  # fmt: skip
@@ -154,6 +156,11 @@ class Columns:
         """Stamp a worker as changed."""
         self.tick += 1
         self.touched[w] = self.tick
+
+    def describe(self, w: int) -> None:
+        """Stamp a worker as changed in what filters look at."""
+        self.touch(w)
+        self.described[w] = self.tick
 
     def inventory_changed(self) -> None:
         """Note that a GPU appeared, went or has another size."""

@@ -65,7 +65,7 @@ class Fleet(Occupancy):
         self.ram_allocated[w] = row.ram_allocated
         self.worker_version[w] = row.version
         self.arch[w] = self.arch_code(row.cpu_arch)
-        self.touch(w)
+        self.describe(w)
 
     def _new_position(self, worker_id: int) -> int:
         if self._free_positions:
@@ -113,11 +113,15 @@ class Fleet(Occupancy):
         self.vram_capacity[place] = UNKNOWN if row.capacity is None else row.capacity
         self.vram_allocated[place] = row.vram_allocated
         self.gpu_version[place] = row.version
-        kind = device_kind(row.type, row.runtime_version, row.arch_family, row.name)
-        self.gpu_kind[place] = self.kind_code(kind)
+        kind = self.kind_code(device_kind(row.type, row.runtime_version, row.arch_family, row.name))
+        other = fresh or self.gpu_kind[place] != kind
+        self.gpu_kind[place] = kind
         if fresh:
             self._seat_gpu(row.id, row.worker_id, place)
-        self.touch(w)
+        if other:
+            self.describe(w)
+        else:
+            self.touch(w)
 
     def drop_gpu(self, gpu_id: int) -> None:
         """Forget a GPU; what is booked on it stays in the ledger's picture, but counts nowhere."""
@@ -129,7 +133,7 @@ class Fleet(Occupancy):
         del self.gpu_rows[gpu_id]
         self._clear_gpu(place)
         self.inventory_changed()
-        self.touch(place[0])
+        self.describe(place[0])
 
     def drop_worker(self, worker_id: int) -> None:
         """Forget a worker, its GPUs and every booking on it."""
@@ -148,7 +152,7 @@ class Fleet(Occupancy):
         del self.position[worker_id]
         self._free_positions.append(w)
         self.roster += 1
-        self.touch(w)
+        self.describe(w)
 
     def set_foreign(self, held: Mapping[int, int]) -> bool:
         """What processes of others hold beyond the worker's reserve, by GPU id in bytes; GPUs not named hold
@@ -188,7 +192,7 @@ class Fleet(Occupancy):
         RAM is booked there, if memory is unified, or if the part has no GPU. Where the feed has already
         delivered the ledger rows of this instance, nothing is added a second time. Returns ids of workers
         of which rows were overwritten in between without those ledger rows: read these again.
-        Unknown instance: nothing happens.
+        Unknown instance: nothing happens. What is free stays as it was, so no worker counts as changed.
         """
         taken = self._lift(instance_id)
         if taken is None:
@@ -209,6 +213,8 @@ class Fleet(Occupancy):
                 self.vram_allocated[place] += b.vram
                 self.gpu_version[place] += 1
             self.ram_allocated[w] += b.ram + (b.vram if self.unified[w] else 0)
+            if self.unified[w] != (b.worker_id in taken.unified):
+                self.touch(w)
         for worker_id in taken.worker_rows - {worker_id for worker_id, _ in known}:
             w = self.position.get(worker_id)
             if w is not None:

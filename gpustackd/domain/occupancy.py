@@ -157,9 +157,6 @@ class Occupancy(Columns):
             if not on:
                 del self._assumed_on[b.worker_id]
             self._weigh(b, -1, b.worker_id in a.unified)
-            w = self.position.get(b.worker_id)
-            if w is not None:
-                self.touch(w)
         return a
 
     def _weigh(self, b: Booking, by: int, unified: bool) -> None:

@@ -122,21 +122,28 @@ class Search:
             self._tick, self._cards, self.ladder = -1, None, self._ladder()
         if self._tick == fleet.tick:
             return
-        rows = (fleet.touched[: fleet.count] > self._tick).nonzero()[0]
+        before = self._tick
         self._tick = fleet.tick
+        rows = (fleet.touched[: fleet.count] > before).nonzero()[0]
         if not len(rows):
             return
-        bits = chain.failures(self.filters, fleet, rows)
+        counts = fleet.model_on_worker.get(self.model_id)
+        self.mine[rows] = [counts.get(w, 0) for w in rows.tolist()] if counts else 0
+        rows = rows[fleet.described[rows] > before]
+        if len(rows):
+            self._filter(rows)
+        if self._follows_cards:
+            self._follow_cards()
+
+    def _filter(self, rows: Ints) -> None:
+        """Look anew at workers whose own rows changed."""
+        bits = chain.failures(self.filters, self.fleet, rows)
         if not np.array_equal(bits, self.bits[rows]):
             self._pool = None
             self.filtered += 1
         self.bits[rows] = bits
-        counts = fleet.model_on_worker.get(self.model_id)
-        self.mine[rows] = [counts.get(w, 0) for w in rows.tolist()] if counts else 0
         if self._labels is not None and self.gain is not None:
-            self.gain[rows] = self._labels.preference(fleet, rows)
-        if self._follows_cards:
-            self._follow_cards()
+            self.gain[rows] = self._labels.preference(self.fleet, rows)
 
     def _follow_cards(self) -> None:
         """Work out the share of a card anew where workers or cards are others than before."""
