@@ -11,8 +11,10 @@ from gpustackd.errors import BadRow
 from gpustackd.placement import gguf_peer
 from gpustackd.placement.fit.gguf_plan import Planner
 from gpustackd.placement.gguf_over_workers import LayersOverWorkers
+from gpustackd.placement.gguf_partial import SomeOnOneWorker
 from gpustackd.placement.gguf_picked import PickedGpus
-from gpustackd.placement.gguf_tiers import AllOnOneGpu, AllOnOneWorker, NoneOnGpus, SomeOnOneWorker
+from gpustackd.placement.gguf_several import AllOnOneWorker
+from gpustackd.placement.gguf_tiers import AllOnOneGpu, NoneOnGpus
 
 if TYPE_CHECKING:
     from gpustackd.placement.engine_steps import EngineStep

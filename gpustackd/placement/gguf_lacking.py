@@ -18,7 +18,9 @@ from gpustackd.placement.names import gib, gib_number, some
 
 if TYPE_CHECKING:
     from gpustackd.placement.gguf_over_workers import LayersOverWorkers
-    from gpustackd.placement.gguf_tiers import AllOnOneGpu, AllOnOneWorker, NoneOnGpus, SomeOnOneWorker
+    from gpustackd.placement.gguf_partial import SomeOnOneWorker
+    from gpustackd.placement.gguf_several import AllOnOneWorker
+    from gpustackd.placement.gguf_tiers import AllOnOneGpu, NoneOnGpus
 
 SHOWN = 3
 
@@ -119,15 +121,15 @@ def _need(step: AllOnOneWorker, count: int) -> int:
 
 def many_workers(step: LayersOverWorkers, rows: Ints) -> list[Reason]:
     """What the largest GPUs of all workers offer together."""
-    there = step.offered(rows)
-    least = step.least_room()
+    there = step.offers.offered(rows)
+    least = step.offers.least_room()
     if not len(there.mains):
         text = f"several workers: no GPU has the {gib(least)} free that one layer needs"
         return [_fit("no_main", text, need_bytes=least)]
     if not any(c.w != rows[there.mains[0]] for c in there.remotes):
         text = "several workers: there is no other worker with a GPU that could serve "
-        text += f"({gib(least)} for one layer, and {gib(step.remote_ram)} of RAM)"
-        return [_fit("no_remote", text, need_bytes=least, need_ram_bytes=step.remote_ram)]
+        text += f"({gib(least)} for one layer, and {gib(step.offers.remote_ram)} of RAM)"
+        return [_fit("no_remote", text, need_bytes=least, need_ram_bytes=step.offers.remote_ram)]
     level = step.asked.total if step.asked.layers is None else step.asked.layers
     need = step.planner.needed(level)
     shown = there.mains[:SHOWN]

@@ -13,60 +13,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.fleet import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement import gguf_lacking
-from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.gguf import MOST_DEVICES, Gguf
 from gpustackd.placement.fit.gguf_plan import Plan, Planner, Room
 from gpustackd.placement.fit.seat import Choice, Offload, Seat
+from gpustackd.placement.gguf_offers import Card, Main, Offered, Offers
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
 
 MOST_MAINS = 64
 """Workers that are tried as the main one, those left out that could not serve by what they offer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A GPU that may take part; `room` is what it may be filled with. Bytes."""
-
-    w: int
-    slot: int
-    index: int
-    code: int
-    room: int
-    unified: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Main:
-    """A worker as the main one, with its cards in the order of their indexes."""
-
-    w: int
-    ram: int
-    unified: bool
-    cards: tuple[Card, ...]
-
-    @property
-    def rooms(self) -> list[int]:
-        return [c.room for c in self.cards]
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """What there is: rows of `cards` that may be the main worker, those that offer most first, and the
-    largest cards that can be served."""
-
-    cards: Cards
-    own: Bools
-    """(R, S) cards that hold a layer on a main worker."""
-    mains: Ints
-    remotes: tuple[Card, ...]
-    bound: int
-    """What the largest cards that one instance can take offer together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +51,7 @@ class LayersOverWorkers:
         self.search = search
         self.asked: Gguf = asked
         self.planner = planner
+        self.offers = Offers(search, planner)
         self.cut = False
         """Whether the last search ended for its budget, with workers left untried."""
 
@@ -103,18 +64,14 @@ class LayersOverWorkers:
         self.cut |= self.planner.exhausted
         if layout is None:
             return None
-        found = self.search.pick([Choice(seats(layout, self.asked, self.remote_ram), self.step)], turn)
+        found = self.search.pick([Choice(seats(layout, self.asked, self.offers.remote_ram), self.step)], turn)
         return gguf_lacking.limited(self, found)
-
-    @property
-    def remote_ram(self) -> int:
-        return self.search.policy.rpc_ram
 
     def best(self, rows: Ints, turn: int) -> Layout | None:
         """The layout with the most layers, of these with the fewest GPUs, as far as the walk finds it."""
         self.planner.begin()
         self.cut = False
-        there = self.offered(rows)
+        there = self.offers.offered(rows)
         if not len(there.mains) or not there.remotes:
             return None
         if self.asked.whole:
@@ -127,88 +84,6 @@ class LayersOverWorkers:
             return self._all(there, self.asked.layers, turn)
         return self._most(there, turn)
 
-    # -- what there is ---------------------------------------------------------------------------------------
-
-    def offered(self, rows: Ints) -> Offered:
-        """Look at the cards of all workers."""
-        fleet = self.search.fleet
-        found = cards(fleet, rows, self.search.rules)
-        per_worker = np.maximum(np.count_nonzero(found.usable, axis=1), 1)
-        least = self.least_room()
-        pooled = np.where(found.unified, (found.ram - per_worker * self.remote_ram) // per_worker, 2**62)
-        room = np.minimum(found.free, pooled[:, None])
-        served = found.usable & (room >= least)
-        short = np.count_nonzero(served, axis=1) * self.remote_ram > found.ram
-        for at in map(int, np.flatnonzero(short)):  # as many as its RAM serves, the largest
-            largest = np.argsort(-np.where(served[at], room[at], -1), kind="stable")
-            served[at, largest[int(found.ram[at]) // self.remote_ram :]] = False
-        own = found.usable & (found.free >= least)
-        offers = np.where(own, found.free, 0).sum(axis=1)
-        mains = np.lexsort((fleet.worker_id[rows], -offers))
-        mains = mains[offers[mains] > 0]
-        rank = np.full(len(rows), len(rows))
-        rank[mains] = np.arange(len(mains))
-        flat = np.argwhere(served)
-        sizes = room[served]
-        keep = MOST_DEVICES + fleet.slots
-        if len(flat) > keep:
-            limit = np.partition(sizes, len(sizes) - keep)[len(sizes) - keep]
-            flat, sizes = flat[sizes >= limit], sizes[sizes >= limit]
-        r, s = flat[:, 0], flat[:, 1]
-        order = np.lexsort((fleet.gpu_index[rows[r], s], rank[r], -sizes))[:keep]
-        remotes = tuple(
-            self._card(int(rows[r[i]]), int(s[i]), int(sizes[i]), bool(found.unified[r[i]])) for i in order
-        )
-        bound = int(np.sort(found.free[own])[-MOST_DEVICES:].sum())
-        return Offered(found, own, mains, remotes, bound)
-
-    def least_room(self) -> int:
-        """What a device must have to hold one layer."""
-        return self.planner.least_rest + self.planner.layers.least
-
-    def mains(self, there: Offered, turn: int) -> Iterator[Main]:
-        """Workers as main ones, those that offer most first; those that serve alike take turns, so that
-        instances do not all run for the same one."""
-        found = there.cards
-        own = np.where(there.own, found.free, 0)
-        at, rows = 0, there.mains
-        while at < len(rows):
-            first = rows[at]
-            end = at + 1
-            while end < len(rows) and _alike(found, own, first, rows[end]):
-                end += 1
-            shift = turn % (end - at)
-            for r in [*rows[at + shift : end].tolist(), *rows[at : at + shift].tolist()]:
-                yield self._main(there, r)
-            at = end
-
-    def _different(self, there: Offered, turn: int) -> Iterator[Main]:
-        """The first of the workers that serve alike: where it does not, the others do not either."""
-        seen: set[object] = set()
-        for main in self.mains(there, turn):
-            kind = (main.ram, main.unified, *main.rooms)
-            if kind not in seen:
-                seen.add(kind)
-                yield main
-
-    def _main(self, there: Offered, r: int) -> Main:
-        """Its cards of the type that offers most together."""
-        found = there.cards
-        w, unified = int(found.w[r]), bool(found.unified[r])
-        by_type: dict[int, list[Card]] = {}
-        for s in np.flatnonzero(there.own[r]).tolist():
-            card = self._card(w, s, int(found.free[r, s]), unified)
-            by_type.setdefault(card.code, []).append(card)
-        mine = max(by_type.values(), key=lambda some: sum(c.room for c in some))
-        if len(mine) >= MOST_DEVICES:
-            mine = sorted(mine, key=lambda c: (-c.room, c.index))[: MOST_DEVICES - 1]
-        mine.sort(key=lambda c: c.index)
-        return Main(w, int(found.ram[r]), unified, tuple(mine))
-
-    def _card(self, w: int, s: int, room: int, unified: bool) -> Card:
-        fleet = self.search.fleet
-        return Card(w, s, int(fleet.gpu_index[w, s]), int(fleet.gpu_type[w, s]), room, unified)
-
     # -- so many layers --------------------------------------------------------------------------------------
 
     def _all(self, there: Offered, level: int, turn: int) -> Layout | None:
@@ -216,7 +91,7 @@ class LayersOverWorkers:
         if there.bound < self.planner.needed(level):
             return None
         tried = 0
-        for main in self._different(there, turn):
+        for main in self.offers.different(there, turn):
             others = [c for c in there.remotes if c.w != main.w]
             if main.ram < self.planner.left(level) or not self._could(main, others, level):
                 continue
@@ -277,7 +152,7 @@ class LayersOverWorkers:
         """The layout with the most layers: those are worked out first that hold most by what layers add."""
         likely: list[tuple[int, int, Main, list[Card]]] = []
         top = 0
-        for n, main in enumerate(self._different(there, turn)):
+        for n, main in enumerate(self.offers.different(there, turn)):
             others = [c for c in there.remotes if c.w != main.w][: MOST_DEVICES - len(main.cards)]
             most = self.planner.bound([*main.rooms, *(c.room for c in others)])
             if not others or most < top or main.ram < self.planner.left(most):
@@ -316,7 +191,7 @@ class LayersOverWorkers:
         """The one layout that is chosen."""
         layout = self.best(rows, 0)
         if layout is not None:
-            yield seats(layout, self.asked, self.remote_ram)
+            yield seats(layout, self.asked, self.offers.remote_ram)
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         return gguf_lacking.many_workers(self, rows) if len(rows) else [], Cure.CAPACITY
@@ -333,12 +208,6 @@ def holds_ram(main: Main, plan: Plan, own: int) -> bool:
     if not main.unified:
         return plan.level.ram <= main.ram
     return plan.level.ram_unified + sum(plan.claims[-own:]) <= main.ram
-
-
-def _alike(found: Cards, own: Ints, a: int, b: int) -> bool:
-    """Whether two workers serve alike as main ones."""
-    same = found.ram[a] == found.ram[b] and found.unified[a] == found.unified[b]
-    return bool(same) and np.array_equal(own[a], own[b])
 
 
 def seats(layout: Layout, asked: Gguf, remote_ram: int) -> tuple[Seat, ...]:

@@ -5,6 +5,7 @@ A tier is brought up to date only when the ladder reaches it, and then only for 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -42,7 +43,7 @@ class Bitmap:
         return [s for s in range(bits.bit_length()) if bits >> s & 1]
 
 
-class Tier:
+class Tier(ABC):
     """What all steps share: columns per worker position, refreshed by need."""
 
     step: ClassVar[str] = ""
@@ -63,17 +64,17 @@ class Tier:
     def fleet(self) -> Fleet:
         return self.search.fleet
 
+    @abstractmethod
     def allocate(self, size: int) -> None:
         """Make empty columns for so many worker positions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compute(self, rows: Ints, passing: Ints) -> None:
         """Fill the columns for changed positions `rows`, of which `passing` pass the filters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choose(self, turn: int) -> Choice | None:
         """The best place of this step, even scores broken by `turn`."""
-        raise NotImplementedError
 
     def refresh(self) -> None:
         """Bring the columns up to date."""
@@ -110,13 +111,13 @@ class OneWorkerTier(Tier):
         if self._offering is not None and not np.array_equal(before, self.count[rows]):
             self._offering = None
 
+    @abstractmethod
     def look(self, rows: Ints) -> None:
         """Fill the columns for these positions; `count` is 0 there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def seat(self, w: int, turn: int) -> Seat:
         """What the offer of this worker takes."""
-        raise NotImplementedError
 
     @property
     def offering(self) -> Ints:
@@ -129,9 +130,9 @@ class OneWorkerTier(Tier):
             self._offering = idx
         return self._offering
 
+    @abstractmethod
     def hopeless(self) -> bool:
         """Whether no worker could ever offer anything, however empty: then nothing is looked at."""
-        raise NotImplementedError
 
     def choose(self, turn: int) -> Choice | None:
         if self.hopeless():

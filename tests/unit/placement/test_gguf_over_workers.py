@@ -202,7 +202,7 @@ def test_a_search_beyond_its_budget_ends_and_says_so(monkeypatch: pytest.MonkeyP
     on, memo = fleet("3x3x4090-24"), Memo()
     occupy(on, "w1", [0, 1, 2], 22)
     wanted = spread(toy(60, 2), cpu_offloading=True)
-    monkeypatch.setattr("gpustackd.placement.fit.gguf_plan.BUDGET", 0)
+    monkeypatch.setattr("gpustackd.placement.fit.gguf_bounds.BUDGET", 0)
     outcome = ask(on, wanted, memo=memo)
     assert outcome.cut
     monkeypatch.undo()
