@@ -10,6 +10,7 @@ import numpy as np
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement import barred
+from gpustackd.placement.as_given import types, walk
 from gpustackd.placement.fit.limit import busy
 from gpustackd.placement.fit.manual import Candidate, Card, Selection, candidates, resolve
 from gpustackd.placement.fit.rules import Rules, Taking
@@ -53,7 +54,16 @@ class HandPicked:
         if self.heterogeneous() or (rules.compat and self._scattered()):
             return selection, []
         full = [] if rules.gpu_count < 2 else busy(search.fleet, [c.w for c in selection.cards], rules.engine)
-        return selection, candidates(selection.cards, rules, search.fleet, full, turn)
+        cards = self._as_given(selection.cards) if rules.compat else selection.cards
+        return selection, candidates(cards, rules, search.fleet, full, turn)
+
+    def _as_given(self, cards: Sequence[Card]) -> list[Card]:
+        """The cards by type and worker in the order of the peer's walk, not in that of the selection."""
+        fleet = self.search.fleet
+        rows = walk(fleet, self.search.bits == 0, self.rules)
+        kinds = [fleet.types[code] for code in types(fleet, rows)]
+        place = {w: n for n, w in enumerate(rows.tolist())}
+        return sorted(cards, key=lambda c: (kinds.index(c.type), place[c.w]))
 
     def heterogeneous(self) -> bool:
         """All of the selection is needed at once, and it is of several types."""

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.domain.fleet import Ints
+from gpustackd.placement.as_given import types, walk
 from gpustackd.placement.engine_steps import EngineStep
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.hand_picked import HandPicked
@@ -22,10 +20,7 @@ from gpustackd.placement.tiers import CpuOnly, ManyGpus, OneGpu
 def choices(search: Search) -> list[Choice]:
     """Every candidate of the first step that has one, not scored yet."""
     search.refresh()
-    rows = np.flatnonzero(search.bits == 0)
-    if search.rules.compat and search.rules.engine is Engine.SGLANG:  # most GPUs first
-        gpus = np.count_nonzero(search.fleet.gpu_id[rows], axis=1)
-        rows = rows[np.argsort(-gpus, kind="stable")]
+    rows = walk(search.fleet, search.bits == 0, search.rules)
     for step in search.ladder:
         if isinstance(step, HandPicked):
             return step.choices(0)
@@ -56,9 +51,3 @@ def _seats(search: Search, step: object, rows: Ints) -> Iterator[tuple[Seat, ...
                 yield (seat,)
         elif isinstance(step, OverWorkers):
             yield from step.listing(rows, code)
-
-
-def types(fleet: Fleet, rows: Ints) -> list[int]:
-    """Codes of the GPU types of these workers, in the order in which they are met."""
-    kinds = fleet.gpu_type[rows].ravel()
-    return list(dict.fromkeys(kinds[kinds >= 0].tolist()))

@@ -95,13 +95,13 @@ class Search:
         if self.rules.cpu_only:
             return (CpuOnly(self),)
         tiers: list[Step] = []
-        # the peer looks past one GPU even where one is asked for, and finds nothing more
         more = self.rules.gpu_count != 1
         if self.rules.gpu_count <= 1:
             tiers.append(OneGpu(self))
         if more:
             tiers.append(ManyGpus(self))
-        if more and self.rules.distributed:
+        # the peer looks at several workers even where one GPU is asked for
+        if (more or self.rules.compat) and self.rules.distributed:
             tiers.append(OverWorkers(self))
         if self.rules.cpu:
             tiers.append(CpuOnly(self))

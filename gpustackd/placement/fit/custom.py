@@ -30,6 +30,7 @@ def rules(demand: Demand, compat: bool) -> Rules:
         ram_ratio=need.ram_ratio,
         gpu_count=count,
         spans=False,
+        fewest=not compat,
         cpu=bool(spec.cpu_offloading) or demand.engine is Engine.ROUTER,
         cpu_only=demand.engine is Engine.ROUTER,
         replicas=1 if spec.replicas is None else spec.replicas,
