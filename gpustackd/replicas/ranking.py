@@ -1,0 +1,46 @@
+"""The order in which replicas go when there are too many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpustackd.domain.lifecycle import WorkerState
+from gpustackd.replicas.chain import Weights, scores
+from gpustackd.replicas.placement import Places
+from gpustackd.replicas.replica import Replica
+
+Key = tuple[float, ...]
+
+
+def ranked(
+    candidates: Sequence[Replica],
+    weights: Weights,
+    places: Places,
+    peers: Sequence[Replica] | None = None,
+    *,
+    compat: bool = False,
+) -> list[Replica]:
+    """The candidates, the one to delete first in front. `peers` are all members of their generation.
+
+    Equal scores go by what is lost least: never started, on a worker that takes nothing new, of an old spec,
+    not yet serving, youngest. `compat` leaves equal ones in the order given, as the peer does.
+    Raise ValueError where candidates have more than one role: they are not replicas of each other.
+    """
+    if len({c.role for c in candidates}) > 1:
+        raise ValueError("replicas of several roles cannot be ranked against each other")
+    worth = scores(candidates, weights, places, peers)
+    if compat:
+        return sorted(candidates, key=lambda c: worth[c.id])
+    return sorted(candidates, key=lambda c: (worth[c.id], *finer(c)))
+
+
+def finer(replica: Replica) -> Key:
+    """The order within equal scores, least worth keeping first."""
+    return (
+        replica.progress > 0,
+        replica.worker_state is WorkerState.READY,
+        not replica.stale,
+        replica.progress,
+        -replica.created,
+        -replica.id,
+    )
