@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gpustackd.domain.gguf import GgufFacts
+from gpustackd.estimate.gguf.sparse import compression, indexed
 
 ENCODERS = frozenset({
     "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3",
@@ -104,9 +105,20 @@ class Dimensions:
     """Elements of the convolution (or token shift) state of one sequence in one recurrent layer."""
     state_s: int
     rope: int
+    index_key: int
+    """Elements of a key by which cells are chosen (sparse attention)."""
+    indexed: tuple[bool, ...]
+    """Whether the layer keeps such keys."""
+    compressed: tuple[int, ...]
+    """Cells that one compressed cell of the layer stands for; 0 = none are compressed."""
     positions: int
     """Position numbers of a token: 4 where images have rows and columns."""
     causal: bool
+
+    @property
+    def keys_alone(self) -> bool:
+        """Whether the keys are the values, so that one cache does for both."""
+        return self.mla or self.architecture == "deepseek4"
 
     @property
     def mla(self) -> bool:
@@ -176,6 +188,9 @@ def dimensions(facts: GgufFacts) -> Dimensions:
         state_r=r,
         state_s=s,
         rope=facts.integer("rope.dimension_count", key),
+        index_key=facts.integer("attention.indexer.key_length"),
+        indexed=indexed(facts, all_layers, layers, recurrent),
+        compressed=compression(facts, all_layers),
         positions=4 if _has_sections(facts) else 1,
         causal=is_causal(facts),
     )

@@ -59,21 +59,22 @@ class Buffers:
         self._kinds = _kinds(dims, tensors, self._moved)
         self._kept: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.warnings: tuple[str, ...] = ()
-        if not is_known(facts):
-            name = facts.architecture
-            self.warnings = (f"architecture {name} is not known: sized as a usual decoder, by its tensors",)
+        self._known = is_known(facts)
+        if not self._known:
+            self.warnings = (_unknown(facts, ""),)
 
     def of(self, places: Sequence[int], devices: int) -> tuple[int, ...]:
         """Bytes on each device and, last, on the host. `places`: device of each block and of the output."""
         order, here, output, groups = self._short(places, devices)
         full = all(p != devices for p in places)
-        key = (tuple(self._kinds[i] for i in order), tuple(here), output, full, len(set(here) | {output}))
+        several = devices > 1  # also where one of them holds everything
+        key = (tuple(self._kinds[i] for i in order), tuple(here), output, full, several)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
             found = self._kept[key] = self._laid_out(
-                order, here, output, max(groups, default=-1) + 1, full=full
+                order, here, output, max(groups, default=-1) + 1, pipelined=full and several
             )
         host = found[-1]
         return (*(found[g] if g >= 0 else 0 for g in groups), host)
@@ -114,7 +115,7 @@ class Buffers:
         return order, here, number.get(output, -1), groups
 
     def _laid_out(
-        self, order: Sequence[int], here: Sequence[int], output: int, devices: int, *, full: bool
+        self, order: Sequence[int], here: Sequence[int], output: int, devices: int, *, pipelined: bool
     ) -> tuple[int, ...]:
         host = devices
         at = [host if h < 0 else h for h in here]
@@ -127,29 +128,30 @@ class Buffers:
             caches=[host] * len(layers) if on_host else layers,
             output=host if output < 0 else output,
             host=host,
-            full=full,
+            full=output >= 0 and all(h >= 0 for h in here),
             cache_on_host=on_host,
             moved={
                 name: host if device is None else min(device, host) for name, device in self._moved.items()
             },
         )
-        pipelined = (
-            devices > 1 and full and not on_host and self._serving.whole_split and not self._serving.overrides
-        )
+        pipelined = pipelined and not on_host and self._serving.whole_split and not self._serving.overrides
+        copies = COPIES if pipelined else 1
         a_pass = Pass(self._facts, self._dims, self._tensors, self._load, homes, order)
         try:
             self._network(a_pass)
         except (KeyError, ZeroDivisionError) as e:
-            return self._rough(order, at, homes.output, devices, str(e), copies=COPIES if pipelined else 1)
-        return tuple(peaks(schedule(a_pass.tape, host, pipelined=pipelined), devices + 1))
+            return self._rough(order, at, homes.output, devices, str(e), copies=copies)
+        found = tuple(peaks(schedule(a_pass.tape, host, pipelined=pipelined), devices + 1))
+        if self._known:
+            return found
+        bound = self._rough(order, at, homes.output, devices, "", copies=copies)
+        return tuple(map(max, found, bound))
 
     def _rough(
         self, order: Sequence[int], at: Sequence[int], output: int, devices: int, lacking: str, *, copies: int
     ) -> tuple[int, ...]:
         """For a network that is not laid out like any known one."""
-        name = self._facts.architecture
-        said = f"the network of architecture {name} is not known ({lacking[:60]})"
-        self.warnings = (f"{said}: its compute buffers are bounded, not exact",)
+        self.warnings = (_unknown(self._facts, lacking),)
         layers: list[list[int]] = [[] for _ in range(devices + 1)]
         for layer, place in zip(order, at, strict=True):
             layers[place].append(layer)
@@ -163,6 +165,12 @@ class Buffers:
             copies=copies,
             cache_on_host=not self._serving.offload_cache,
         )
+
+
+def _unknown(facts: GgufFacts, lacking: str) -> str:
+    because = f" ({lacking[:60]})" if lacking else ""
+    said = f"the network of architecture {facts.architecture} is not known{because}"
+    return f"{said}: its compute buffers are bounded, not exact"
 
 
 def _standing_for(run: Sequence[int], kinds: Sequence[int]) -> list[int]:

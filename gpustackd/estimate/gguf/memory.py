@@ -17,6 +17,7 @@ from gpustackd.estimate.gguf.allocate import ALIGNMENT
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.passing import Inventory
 from gpustackd.estimate.gguf.serving import Serving
+from gpustackd.estimate.gguf.sparse import sparse_bytes
 
 Bytes = NDArray[np.int64]
 
@@ -121,14 +122,17 @@ def cache_of(dims: Dimensions, serving: Serving) -> Bytes:
     """Keys and values, or states, of every layer."""
     found = np.zeros(dims.all_layers, np.int64)
     streams, cells = serving.streams, serving.sequence_cells
+    if dims.architecture == "deepseek4":
+        streams = serving.parallel  # one each, even where slots share the rest
     window = window_cells(dims, serving)
     flash = serving.flash_attention != "off"
     for i in range(dims.all_layers):
         if dims.cached[i]:
             held = (window if dims.windowed[i] else cells) * streams
+            found[i] += sum(map(padded, sparse_bytes(dims, serving, i)))
             heads = dims.kv_heads[i]
             found[i] += padded(serving.cache_k.bytes_of(dims.key_of(i) * heads) * held)
-            if not dims.mla:
+            if not dims.keys_alone:
                 wide = dims.value_of(i) * heads if flash else dims.widest_value
                 found[i] += padded(serving.cache_v.bytes_of(wide) * held)
         if dims.recurrent[i] and i < dims.layers:
@@ -142,7 +146,8 @@ def window_cells(dims: Dimensions, serving: Serving) -> int:
     cells = serving.sequence_cells
     if serving.full_windows:
         return cells
-    wanted = dims.window * (serving.parallel if serving.unified else 1) + ubatch_of(dims, serving)
+    shared = serving.unified and dims.architecture != "deepseek4"
+    wanted = dims.window * (serving.parallel if shared else 1) + ubatch_of(dims, serving)
     return -(-min(cells, wanted) // 256) * 256
 
 

@@ -21,8 +21,7 @@ class LlamaRefuses(BadRow):
 def refusal(facts: GgufFacts, dims: Dimensions, serving: Serving) -> str | None:
     """Why llama.cpp does not start with these flags; None where it does."""
     k, v = serving.cache_k, serving.cache_v
-    mla = dims.mla or facts.architecture == "deepseek4"
-    if mla and k is not v:
+    if dims.keys_alone and k is not v:
         return (
             f"model does not support different K ({k.name.lower()}) and V ({v.name.lower()}) cache types:"
             " set --cache-type-k and --cache-type-v alike"

@@ -66,9 +66,10 @@ LLAMA = Style()
 _LAYER_NORMED = Style(rms=False)
 _PLACED = Style(rms=False, turns=False, places=True)
 _AS_LLAMA = (
-    "llama", "arcee", "arctic", "chatglm", "deci", "ernie4_5", "ernie4_5-moe", "exaone", "glm4", "internlm2",
-    "mistral3", "paddleocr", "qwen", "qwen2", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe",
-    "seed_oss", "smollm3", "xverse",
+    "llama", "arcee", "arctic", "chatglm", "cogvlm", "deci", "dream", "ernie4_5", "ernie4_5-moe", "exaone",
+    "glm4", "grovemoe", "hunyuan_vl", "internlm2", "llada", "llada-moe", "maincoder", "mistral3", "nanbeige",
+    "openelm", "paddleocr", "pangu-embedded", "qwen", "qwen2", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl",
+    "qwen3vlmoe", "rnd1", "seed_oss", "smollm3", "talkie", "xverse",
 )  # fmt: skip
 STYLES: Mapping[str, Style] = MappingProxyType({
     **dict.fromkeys(_AS_LLAMA, LLAMA),
@@ -98,6 +99,8 @@ STYLES: Mapping[str, Style] = MappingProxyType({
     "hunyuan-moe": Style(turned_then_normed=True),
     "hunyuan-dense": Style(turned_then_normed=True),
     "hy_v3": Style(experts_normed=None, late_rows=True, late_rows_normed=True),
+    "jais2": _LAYER_NORMED,
+    "pockettts": _LAYER_NORMED,
     "jais": Style(rms=False, turns=False),
     "llama4": Style(steps_without_turn=4, weigh_first=True, experts_normed=False, gating="sigmoid"),
     "minicpm": Style(embedding_scaled=True, residual_scaled=True, logits_scaled=True),
