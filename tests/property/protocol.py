@@ -132,6 +132,10 @@ class Protocol(RuleBasedStateMachine):
         self.add_worker(40, 1, True, [16])
         self.add_model(1)
         self.create(0, 2)
+        # every history goes on from a fleet on which something lies
+        self.decide(
+            0, [0], fresh=True, wide=2, vram=3, ram=1, blind=False, check=Check.FITS, over=False, at_once=True
+        )
 
     @rule(ram=perhaps, reserve=st.integers(0, 2), unified=st.booleans(), vram=st.lists(perhaps, max_size=3))
     def add_worker(self, ram: int | None, reserve: int, unified: bool, vram: list[int | None]) -> None:
