@@ -13,7 +13,7 @@ from gpustackd.placement.fit.seat import Choice, placement
 from gpustackd.placement.listing import choices
 from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
-from gpustackd.placement.refusal import refuse, unknown_size, unusable
+from gpustackd.placement.refusal import refuse, unknown_size, unusable, with_faults
 from gpustackd.placement.search import Search
 from gpustackd.placement.tie import turn
 
@@ -31,16 +31,27 @@ def decide(
     """
     if demand.need.vram is None:
         return unknown_size(demand)
-    view = fleet.without(subject.id) if subject.leave_out else fleet
     try:
-        search = _search(view, demand, policy, None if subject.leave_out else memo)
-        found = _best(search, subject)
+        search, found = _sought(fleet, demand, subject, policy, memo)
     except BadRow as problem:
         return unusable(problem)
-    cut = search.cut  # the refusal looks at the steps again
     if found is None:
-        return replace(refuse(search), cut=cut)
-    return Placed(placement(view, search.rules, found, policy.commit_check), search.pool, found.also, cut)
+        cut, told = search.cut, search.told()  # the refusal looks at the steps again
+        return with_faults(replace(refuse(search), cut=cut), told | search.told())
+    return _placed(search, found)
+
+
+def find(
+    fleet: Fleet, demand: Demand, subject: Subject, policy: Policy, memo: Searches | None = None
+) -> Placed | None:
+    """The same decision without words where there is no place: for trials, of which there are many.
+
+    Raises BadRow where the model asks for something that cannot be.
+    """
+    if demand.need.vram is None:
+        return None
+    search, found = _sought(fleet, demand, subject, policy, memo)
+    return None if found is None else _placed(search, found)
 
 
 def candidates(fleet: Fleet, demand: Demand, policy: Policy) -> list[Placement]:
@@ -60,6 +71,22 @@ def candidates(fleet: Fleet, demand: Demand, policy: Policy) -> list[Placement]:
     return [placement(fleet, search.rules, c, policy.commit_check) for c in scored]
 
 
+def _sought(
+    fleet: Fleet, demand: Demand, subject: Subject, policy: Policy, memo: Searches | None
+) -> tuple[Search, Choice | None]:
+    view = fleet.without(subject.id) if subject.leave_out else fleet
+    search = _search(view, demand, policy, None if subject.leave_out else memo)
+    return search, _best(search, subject)
+
+
+def _placed(search: Search, found: Choice) -> Placed:
+    made = placement(search.fleet, search.rules, found, search.policy.commit_check)
+    faults = tuple(f.as_reason() for f in search.told().values())
+    if faults:
+        made = replace(made, warnings=(*made.warnings, *faults))
+    return Placed(made, search.pool, found.also, search.cut, faults)
+
+
 def _best(search: Search, subject: Subject) -> Choice | None:
     if search.policy.compat:
         found = choices(search)
@@ -75,6 +102,6 @@ def _search(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None)
             kept.policy = policy
             return kept
     search = Search(fleet, demand, policy, rules_of(demand, policy.compat))
-    if memo is not None:
+    if memo is not None and not search.without:
         memo.put(key, search)
     return search

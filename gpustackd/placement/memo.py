@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -37,6 +37,10 @@ class Memo(Generic[T]):
         self._kept.move_to_end(key)
         while len(self._kept) > self.limit:
             self._kept.popitem(last=False)
+
+    def values(self) -> Iterator[T]:
+        """Everything that is kept."""
+        return iter(self._kept.values())
 
     def clear(self) -> None:
         self._kept.clear()

@@ -64,7 +64,7 @@ class LabelFilter:
     @classmethod
     def of(cls, selector: Mapping[str, Any]) -> LabelFilter:
         """Read a selector. Raises BadRow naming the part that cannot be read."""
-        if not _structured(selector):
+        if not structured(selector):
             return cls(_matches(selector))
         match = selector.get("match") or {}
         if not isinstance(match, Mapping):
@@ -98,7 +98,8 @@ class LabelFilter:
         return [Reason("labels.mismatch", self.name, text, params)]
 
 
-def _structured(selector: Mapping[str, Any]) -> bool:
+def structured(selector: Mapping[str, Any]) -> bool:
+    """Whether a selector has parts, and is no plain map of labels."""
     return set(selector) <= {"match", "terms", "preferred"} and any(
         isinstance(v, (Mapping, list)) for v in selector.values()
     )
