@@ -60,6 +60,16 @@ BEGIN
             USING ERRCODE = 'check_violation',
                   HINT = 'Send it back to PENDING; the scheduler places it anew.';
     END IF;
+    IF NEW.state <> OLD.state THEN
+        NEW.state_since := clock_timestamp();
+        IF NEW.state = 'ERROR' AND NEW.worker_id IS NOT NULL THEN
+            NEW.failures := OLD.failures + 1;  -- in this place
+        ELSIF NEW.state = 'PENDING' THEN
+            NEW.failures := 0;
+        ELSIF NEW.state = 'SCHEDULED' THEN
+            NEW.scheduled_at := clock_timestamp();  -- a restart in place: its worker has the window anew
+        END IF;
+    END IF;
     RETURN NEW;
 END
 $$;

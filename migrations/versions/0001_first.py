@@ -20,7 +20,16 @@ branch_labels = None
 depends_on = None
 
 SQL = Path(__file__).resolve().parent.parent / "sql"
-FILES = ("0001_capacity", "0001_ledger", "0001_lifecycle", "0001_turns", "0001_wake", "0001_protocol")
+FILES = (
+    "0001_capacity",
+    "0001_ledger",
+    "0001_lifecycle",
+    "0001_turns",
+    "0001_wake",
+    "0001_health",
+    "0001_aftercare",
+    "0001_protocol",
+)
 
 
 def upgrade() -> None:
@@ -124,6 +133,7 @@ def upgrade() -> None:
         sa.Column("gather", JSONB(), nullable=True),
         sa.Column("scaling_schedule", JSONB(), nullable=True),
         sa.Column("restart_on_error", sa.Boolean(), server_default=sa.text("true"), nullable=False),
+        sa.Column("min_available", sa.BigInteger(), nullable=True),
         sa.Column("priority", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("preemption", sa.Text(), nullable=True),
         sa.Column("version", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
@@ -141,7 +151,7 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "source IN ('huggingface', 'model_scope', 'local_path')", name="models_source_known"
         ),
-        sa.CheckConstraint("replicas >= 0", name="models_replicas_not_negative"),
+        sa.CheckConstraint("replicas >= 0 AND min_available >= 0", name="models_replicas_not_negative"),
         sa.ForeignKeyConstraint(["cluster_id"], ["clusters.id"], ondelete="RESTRICT"),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("name", name="models_name_key"),
@@ -167,6 +177,10 @@ def upgrade() -> None:
         sa.Column("cpu_arch", sa.Text(), nullable=True),
         sa.Column("service_port_range", sa.Text(), nullable=True),
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("maintenance", JSONB(), nullable=True),
+        sa.Column("state_since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("stale_since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("lost_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("ram_capacity", sa.BigInteger(), nullable=True),
         sa.Column("ram_allocated", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("over_committed", sa.Boolean(), server_default=sa.text("false"), nullable=False),
@@ -296,6 +310,10 @@ def upgrade() -> None:
         sa.Column("lease_owner", sa.Uuid(), nullable=True),
         sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("scheduled_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("state_since", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("failures", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
+        sa.Column("avoid", JSONB(), nullable=True),
+        sa.Column("claim_raise", JSONB(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint(
@@ -319,7 +337,7 @@ def upgrade() -> None:
             name="model_instances_state_known",
         ),
         sa.CheckConstraint(
-            "placement_epoch >= 0 AND attempts >= 0 AND restart_count >= 0",
+            "placement_epoch >= 0 AND attempts >= 0 AND restart_count >= 0 AND failures >= 0",
             name="model_instances_counts_not_negative",
         ),
         sa.ForeignKeyConstraint(["model_id"], ["models.id"], ondelete="CASCADE"),

@@ -59,6 +59,13 @@ class Worker(SQLModel, table=True):
     cpu_arch: str | None = Field(default=None, sa_column=c.words("cpu_arch"))
     service_port_range: str | None = Field(default=None, sa_column=c.words("service_port_range"))
     heartbeat_at: datetime | None = Field(default=None, sa_column=c.moment("heartbeat_at"))
+    maintenance: Any = Field(default=None, sa_column=c.data("maintenance"))
+    """`{"drain": true, "deadline": "2026-01-31T02:00:00Z"}`: what MAINTENANCE means for what is there."""
+    state_since: datetime | None = Field(default=None, sa_column=c.moment("state_since"))
+    stale_since: datetime | None = Field(default=None, sa_column=c.moment("stale_since"))
+    """Set where NOT_READY is ours, for the age of the heartbeat; the next heartbeat undoes it."""
+    lost_at: datetime | None = Field(default=None, sa_column=c.moment("lost_at"))
+    """Given up: what was there has been placed elsewhere."""
     ram_capacity: int | None = Field(default=None, sa_column=c.size("ram_capacity"))
     ram_allocated: int = Field(default=0, sa_column=c.size("ram_allocated", default=0, nullable=False))
     over_committed: bool = Field(default=False, sa_column=c.flag("over_committed", default=False))

@@ -50,6 +50,15 @@ class ModelInstance(SQLModel, table=True):
     lease_owner: UUID | None = Field(default=None, sa_column=Column("lease_owner", Uuid))
     lease_until: datetime | None = Field(default=None, sa_column=c.moment("lease_until"))
     scheduled_at: datetime | None = Field(default=None, sa_column=c.moment("scheduled_at"))
+    state_since: datetime | None = Field(default=None, sa_column=c.moment("state_since"))
+    """Since when it is in a state that came after SCHEDULED."""
+    failures: int = Field(default=0, sa_column=c.size("failures", default=0, nullable=False))
+    """Times it went to ERROR in the place that it holds."""
+    avoid: Any = Field(default=None, sa_column=c.data("avoid"))
+    """`[{"worker_id", "gpu_ids", "until"}]`: places where it failed, which any other is preferred to."""
+    claim_raise: Any = Field(default=None, sa_column=c.data("claim_raise"))
+    """`{"vram", "ram", "first_vram", "first_ram", "times", "model_version"}`: the least to book, as learnt
+    from out-of-memory reports, for as long as the model is not edited."""
     created_at: datetime = Field(sa_column=c.now("created_at"))
     updated_at: datetime = Field(sa_column=c.now("updated_at"))
 
@@ -75,7 +84,9 @@ class ModelInstance(SQLModel, table=True):
             " AND (lease_owner IS NULL) = (lease_until IS NULL)",
             name="model_instances_lease_while_analyzing",
         ),
-        c.not_negative("model_instances_counts_not_negative", "placement_epoch", "attempts", "restart_count"),
+        c.not_negative(
+            "model_instances_counts_not_negative", "placement_epoch", "attempts", "restart_count", "failures"
+        ),
         Index("model_instances_model_id_idx", "model_id"),
         {"postgresql_with": {"fillfactor": "50"}},
     )

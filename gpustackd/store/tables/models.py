@@ -56,6 +56,8 @@ class Model(SQLModel, table=True):
     gather: Any = Field(default=None, sa_column=c.data("gather"))
     scaling_schedule: Any = Field(default=None, sa_column=c.data("scaling_schedule"))
     restart_on_error: bool | None = Field(default=True, sa_column=c.flag("restart_on_error", default=True))
+    min_available: int | None = Field(default=None, sa_column=c.size("min_available"))
+    """Running replicas that a drain leaves; NULL = all but one."""
     priority: int = Field(default=0, sa_column=c.size("priority", default=0, nullable=False))
     preemption: str | None = Field(default=None, sa_column=c.words("preemption"))
     version: int = Field(default=0, sa_column=c.size("version", default=0, nullable=False))
@@ -67,7 +69,7 @@ class Model(SQLModel, table=True):
         c.one_of("models_source_known", "source", list(Source)),
         c.one_of("models_placement_strategy_known", "placement_strategy", list(Strategy)),
         c.one_of("models_preemption_known", "preemption", ["PreemptLowerPriority", "Never"]),
-        c.not_negative("models_replicas_not_negative", "replicas"),
+        c.not_negative("models_replicas_not_negative", "replicas", "min_available"),
         CheckConstraint("jsonb_typeof(worker_selector) = 'object'", name="models_worker_selector_is_a_map"),
         CheckConstraint("jsonb_typeof(gpu_selector) = 'object'", name="models_gpu_selector_is_a_map"),
         Index("models_cluster_id_idx", "cluster_id"),
