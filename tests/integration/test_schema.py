@@ -86,8 +86,8 @@ async def test_the_smallest_insert_is_a_pending_instance(world: World) -> None:
     row = await world.sql.fetchrow("SELECT * FROM model_instances")
     assert (row["id"], row["state"], row["placement_epoch"], row["attempts"]) == (1, "PENDING", 0, 0)
     assert {k for k, v in dict(row).items() if v is not None} == {
-        "id", "name", "model_id", "state", "restart_count", "failures", "placement_epoch", "attempts", "created_at",
-        "updated_at",
+        "id", "name", "model_id", "state", "restart_count", "failures", "placement_epoch", "attempts",
+        "created_at", "updated_at",
     }  # fmt: skip
 
 
