@@ -18,6 +18,8 @@ from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.domain.pools import Pools
+from gpustackd.replicas.number import Steps
+from gpustackd.replicas.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,59 @@ class Store(Protocol):
         """Raises DatabaseUnavailable."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicasSeen:
+    """A model's replicas as read. `who` and `standing` are the store's words for telling if it is still so."""
+
+    model_id: int
+    name: str
+    replicas: int | None
+    there: Sequence[Replica]
+    names: frozenset[str]
+    now: datetime
+    """By the database's clock, with its zone."""
+    zone: str = "UTC"
+    """The database's time zone."""
+    roles: Any = None
+    scaling_schedule: Any = None
+    placement_strategy: str | None = None
+    who: str | None = None
+    standing: str | None = None
+
+
+class Sync(StrEnum):
+    """What became of a try to bring a model to its number."""
+
+    DONE = "done"
+    BUSY = "busy"
+    """Somebody works on the model or one of its rows."""
+    CHANGED = "changed"
+    """It is not as it was seen any more."""
+    GONE = "gone"
+    TAKEN = "taken"
+    """Others have instances of the names that were free; what could be added was."""
+
+
+class ReplicaStore(Protocol):
+    """What keeping the number of replicas needs of the database; errors as `Store`."""
+
+    async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
+        """Models (among these; None = all) whose number may not be right, or may change by itself: another
+        number of rows, rows that drain, roles, an enabled schedule. Models without a number are left out."""
+
+    async def replicas(self, model_id: int) -> ReplicasSeen | None:
+        """None = there is no such model."""
+
+    async def sync(
+        self, seen: ReplicasSeen, replicas: int, steps: Steps, names: Sequence[Sequence[str]]
+    ) -> Sync:
+        """Write the steps if all is as it was seen and the model still asks for `replicas`. `names` has, for
+        each seat of `steps.add`, names in the order in which to use them, with some to spare."""
+
+    async def set_replicas(self, seen: ReplicasSeen, replicas: int, until: datetime | None) -> bool:
+        """Write what a schedule wants, if the schedule is still the one seen and `until` is not over."""
+
+
 class ModelReader(Protocol):
     """Reads what a model is made of; caches; raises ModelUnreadable."""
 
@@ -207,6 +262,6 @@ class Wake:
     """One notification: what happened, and which rows where it is known."""
 
     kind: str
-    """`created`, `capacity`, `worker`, `model`, `files`, `backends`, `deleted`, `overflow`."""
+    """`created`, `capacity`, `worker`, `model`, `files`, `backends`, `deleted`, `replicas`, `overflow`."""
     ids: tuple[int, ...] = field(default=())
     payload: Mapping[str, Any] = field(default_factory=dict)

@@ -83,6 +83,8 @@ class Settings(BaseSettings):
     concurrency: Annotated[Count, Field(le=256)] = 4
     lease: Annotated[Number, Field(ge=1, le=LONGEST)] = 30.0
     pickup_window: Seconds = 60.0
+    drain_window: NotNegative = 0.0
+    """How long a surplus replica of a model without roles drains before it is deleted; groups have a knob."""
     placement_strategy: Annotated[Strategy, Lower] = Strategy.SPREAD
     commit_check: Annotated[Check, Lower] = Check.FITS
     foreign_memory: Annotated[Literal["ignore", "avoid"], Lower] = "ignore"

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from gpustackd.daemon.replicas import AT_ONCE, ReplicaPolicy
 from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
+from gpustackd.replicas.chain import Weights
 from gpustackd.settings import Settings
 from gpustackd.sources.library import ReaderOptions
 
@@ -22,6 +24,24 @@ def policy(settings: Settings) -> Policy:
         locality_max=knobs.scheduler_scale_up_locality_max_score,
         commit_check=settings.commit_check,
         prefer=settings.prefer,
+    )
+
+
+def replica_policy(settings: Settings) -> ReplicaPolicy:
+    """What the settings say of replicas. Most of the pool's connections stay free for placing."""
+    knobs = settings.knobs
+    return ReplicaPolicy(
+        weights=Weights(
+            knobs.scheduler_scale_down_status_max_score,
+            knobs.scheduler_scale_down_offload_max_score,
+            knobs.scheduler_scale_down_placement_max_score,
+            knobs.scheduler_scale_down_pairing_max_score,
+        ),
+        strategy=settings.placement_strategy,
+        window=settings.drain_window,
+        group_window=knobs.scheduler_drain_window_seconds,
+        zone=settings.timezone,
+        at_once=min(AT_ONCE, max(1, (settings.pool_size - 1) // 2)),
     )
 
 

@@ -13,20 +13,23 @@ import anyio
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from gpustackd import __version__
-from gpustackd.daemon.configure import policy, usage_fresh
+from gpustackd.daemon.configure import policy, replica_policy, usage_fresh
 from gpustackd.daemon.gathering import Gathering
 from gpustackd.daemon.http import serve
 from gpustackd.daemon.path_probe import PathProbe
+from gpustackd.daemon.replicas import Numbers, Replicas
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.session import Identity, Session
 from gpustackd.daemon.stopping import Stopping
 from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.systemd import Systemd
+from gpustackd.daemon.view import View
 from gpustackd.errors import Contended, DatabaseUnavailable, GpustackdError
-from gpustackd.ports import Health, ModelReader
+from gpustackd.ports import Health, ModelReader, Wake
 from gpustackd.settings import Settings
 from gpustackd.store.listen import Hearing, Listener
 from gpustackd.store.postgres import PostgresStore
+from gpustackd.store.replicas import PostgresReplicas
 from gpustackd.store.revision import HEAD, judge
 
 _BEAT_LIMIT = 15.0
@@ -83,6 +86,7 @@ class Daemon:
         self._listen_url = listen_url
         self._reports = reports
         self._gathering = Gathering()
+        self._numbers = Numbers()
         self._systemd = Systemd.from_environment()
         self._stopping = stopping
         self._stop = stopping.event
@@ -175,6 +179,18 @@ class Daemon:
             around=self._around,
             paths=self._paths,
             usage_fresh=usage_fresh(self._settings),
+            replicas=self._replicas,
+        )
+
+    def _replicas(self, view: View) -> Replicas:
+        return Replicas(
+            store=PostgresReplicas(self._store),
+            view=view,
+            numbers=self._numbers,
+            policy=replica_policy(self._settings),
+            reports=self._reports,
+            clock=monotonic,
+            chance=random.Random(self._identity.owner.int),
         )
 
     def _healthy(self, health: Health) -> None:
@@ -187,7 +203,7 @@ class Daemon:
         scheduler = AsyncIOScheduler()
         every = self._settings.rescan_interval
         scheduler.add_job(
-            self._gathering.rescan, "interval", seconds=every, jitter=max(1, int(every / 20)),
+            self._rescan, "interval", seconds=every, jitter=max(1, int(every / 20)),
             coalesce=True, max_instances=1, misfire_grace_time=None,
         )  # fmt: skip
         if every > _DEAF_RESCAN:
@@ -204,7 +220,17 @@ class Daemon:
 
     def _rescan_when_deaf(self) -> None:
         if not self.state.hearing.listening:
-            self._gathering.rescan()
+            self._rescan()
+
+    def _rescan(self) -> None:
+        self._gathering.rescan()
+        self._numbers.rescan()
+
+    def _wake(self, wake: Wake) -> None:
+        if wake.kind in ("replicas", "overflow"):
+            self._numbers.tell(wake)
+        if wake.kind != "replicas":
+            self._gathering.tell(wake)
 
     async def _prune(self) -> None:
         """Old decision records go in small bites; what does not work out now is left for the next time."""
@@ -219,7 +245,7 @@ class Daemon:
             self._listen_url,
             replica=self._identity.owner.hex,
             probe=self._store.notify,
-            on_wake=self._gathering.tell,
+            on_wake=self._wake,
             on_change=self._heard,
         )
 

@@ -11,7 +11,8 @@ from gpustackd.daemon.view import View
 from gpustackd.domain.fleet import WorkerRow
 from gpustackd.observe.logging import Log
 from gpustackd.observe.metrics import Metrics
-from gpustackd.ports import CommitResult, Proposal, Refusal, Waiting
+from gpustackd.ports import CommitResult, Proposal, Refusal, ReplicasSeen, Waiting
+from gpustackd.replicas.number import Steps
 
 
 class Reports:
@@ -107,6 +108,31 @@ class Reports:
     def lost(self, work: Work) -> None:
         self.metrics.attempt("lost")
         self.log.info("instance.lost", instance=work.name, instance_id=work.id, attempt=work.attempts)
+
+    # -- replicas -------------------------------------------------------------------------------------
+
+    def replicas_tried(self, outcome: str) -> None:
+        self.metrics.replica_sync(outcome)
+
+    def replicas_synced(self, seen: ReplicasSeen, wanted: int, done: Steps) -> None:
+        """A model was brought to its number."""
+        changes = {
+            "added": sum(seat.number for seat in done.add),
+            "deleted": len(done.delete),
+            "draining": len(done.drain),
+            "taken_back": len(done.take_back),
+        }
+        for change, number in changes.items():
+            self.metrics.replicas_changed(change, number)
+        self.log.info(
+            "replicas.synced",
+            model=seen.name,
+            model_id=seen.model_id,
+            replicas=wanted,
+            before=len(seen.there),
+            instance_ids=[*done.delete, *done.drain, *done.take_back][:20],
+            **{change: number for change, number in changes.items() if number},
+        )
 
     # -- the daemon itself ----------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from gpustackd.daemon.intake import Intake
 from gpustackd.daemon.judge import Judge
 from gpustackd.daemon.leases import Leases
 from gpustackd.daemon.path_probe import PathProbe
+from gpustackd.daemon.replicas import Replicas
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.schedule import Scheduling
 from gpustackd.daemon.surroundings import Surroundings
@@ -67,6 +68,7 @@ class Session:
         around: Surroundings,
         paths: PathProbe,
         usage_fresh: float | None,
+        replicas: Callable[[View], Replicas],
     ) -> None:
         """`usage_fresh`: seconds for which a usage sample is trusted; None = others' memory never counts."""
         self._identity = identity
@@ -83,6 +85,7 @@ class Session:
         self._around = around
         self._paths = paths
         self._usage_fresh = usage_fresh
+        self._replicas = replicas
         self.queue = UniqueQueue(monotonic)
         self.view = View(store, reports.worker_state)
         self.desk = Desk()
@@ -131,9 +134,11 @@ class Session:
                 reports=self._reports,
                 tell=self._gathering.tell,
             )
+            replicas = self._replicas(self.view)
             self._gathering.rescan()
             for loop in (intake.run, analysis.run, scheduling.decide, scheduling.commit,
-                         leases.renew, leases.sweep, usage.watch, self._watch_health):  # fmt: skip
+                         leases.renew, leases.sweep, usage.watch, replicas.run,
+                         self._watch_health):  # fmt: skip
                 tasks.start_soon(loop)
             started()
             await stop.wait()

@@ -66,6 +66,12 @@ class Metrics:
         self._expired = Counter(
             "gpustackd_leases_expired", "Claims taken back from replicas gone", registry=on
         )
+        self._replica_syncs = Counter(
+            "gpustackd_replica_syncs", "Tries to bring a model to its number", ["outcome"], registry=on
+        )
+        self._replicas_changed = Counter(
+            "gpustackd_replicas_changed", "Instances added, deleted, …", ["change"], registry=on
+        )
         self._database_up = Gauge("gpustackd_database_up", "1 while the database answers", registry=on)
         self._database_errors = Counter(
             "gpustackd_database_errors", "Statements that failed, by kind", ["kind"], registry=on
@@ -138,6 +144,15 @@ class Metrics:
     def leases_expired(self, count: int) -> None:
         """So many claims were taken back from replicas that are gone."""
         self._expired.inc(count)
+
+    def replica_sync(self, outcome: str) -> None:
+        """A try to bring a model to its number of replicas ended (`done`, `busy`, `changed`, …)."""
+        self._replica_syncs.labels(outcome).inc()
+
+    def replicas_changed(self, change: str, number: int) -> None:
+        """So many instances were `added`, `deleted`, sent to `draining` or `taken_back`."""
+        if number:
+            self._replicas_changed.labels(change).inc(number)
 
     def database_up(self, up: bool) -> None:
         """The database answers, or is lost (which counts as one error)."""

@@ -28,6 +28,7 @@ FILES = (
     "0001_wake",
     "0001_health",
     "0001_aftercare",
+    "0001_replicas",
     "0001_protocol",
 )
 
