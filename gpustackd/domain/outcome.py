@@ -128,6 +128,8 @@ class Placed:
     """The best five as JSON-ready maps with their score parts."""
     cut: bool = False
     """The search ended for its budget: another place might have been better."""
+    faults: tuple[Reason, ...] = ()
+    """Filters and scorers that failed, and without which it was decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ class NoFit:
     pool: tuple[PoolStep, ...] = ()
     cut: bool = False
     """The search ended for its budget: there might be a place that it did not see."""
+    faults: tuple[Reason, ...] = ()
+    """As of a placement; told among the reasons too."""
 
     @property
     def signature(self) -> str:

@@ -20,7 +20,8 @@ from gpustackd.placement.fit.cards import Cards
 from gpustackd.placement.fit.gguf import Gguf
 from gpustackd.placement.fit.gguf_plan import Planner
 from gpustackd.placement.fit.seat import Choice, Offload, Seat
-from gpustackd.placement.tiers import EPSILON, Floats, OneWorkerTier
+from gpustackd.placement.score.rating import EPSILON, Floats
+from gpustackd.placement.tiers import OneWorkerTier
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
@@ -77,7 +78,7 @@ class LayeredTier(OneWorkerTier):
             ram[r] = seat.ram or 0
         view = self.search.seats(found, claim, claim)
         view.ram_claim = ram
-        value = self.scorer.together(self.scorer.cards(view), taken)
+        value = self.scorer.taken(view, taken)
         at = found.w[rows]
         self.count[at] = [len(s.slots) for s in offers.values()]
         self.value[at] = value[rows]

@@ -7,7 +7,7 @@ gives the same number L of NPUs; of all L that serve, the one that needs the few
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +20,8 @@ from gpustackd.placement.fit.cards import Cards, cards, ram_holds
 from gpustackd.placement.fit.limit import mask
 from gpustackd.placement.fit.npus import Npus, levels, linked, npus, sizes, slots_of
 from gpustackd.placement.fit.seat import Choice, Seat
-from gpustackd.placement.tie import block
-from gpustackd.placement.tiers import EPSILON, Floats, OneWorkerTier, Tier
+from gpustackd.placement.score.rating import Floats
+from gpustackd.placement.tiers import OneWorkerTier, Tier
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
@@ -50,8 +50,8 @@ class NpusOfOneWorker(OneWorkerTier):
         if not count.any():
             return
         claim = np.where(offer.eligible, offer.claim, 0)
-        values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))
-        self.value[rows] = self.scorer.together(values, offer.taken(count))
+        view = self.search.seats(found, claim, booked[:, None])
+        self.value[rows] = self.scorer.taken(view, offer.taken(count))
 
     def offer(self, rows: Ints) -> tuple[Cards, Npus]:
         found = cards(self.fleet, rows, self.rules)
@@ -126,9 +126,9 @@ class NpusOverWorkers(Tier):
             if not ok.any():
                 continue
             self.booked[n, passing[ok]] = sums[ok]
-            values = self.scorer.cards(self.search.seats(found, claim, sums[:, None]))
+            view = self.search.seats(found, claim, sums[:, None])
             taken = offer.taken(np.where(ok, each, 0))
-            self.value[n, passing[ok]] = self.scorer.together(values, taken)[ok]
+            self.value[n, passing[ok]] = self.scorer.taken(view, taken)[ok]
 
     def offer(self, rows: Ints) -> tuple[Cards, Npus]:
         found = cards(self.fleet, rows, self.rules)
@@ -143,14 +143,12 @@ class NpusOverWorkers(Tier):
         if not options:
             return None
         best = min(options, key=lambda o: (o.hosts, o.booked))
-        scores, _ = self.search.rank(best.members, self.value[best.level][best.members])
-        top = np.flatnonzero(scores >= scores.max() - EPSILON)
-        if len(top) >= best.hosts:
-            chosen = block(top.tolist(), best.hosts, turn)
-        else:
-            chosen = np.argsort(-scores, kind="stable")[: best.hosts].tolist()
+        scores, parts = self.search.rank(best.members, self.value[best.level][best.members])
+        chosen = self.search.hosts(best.members, scores, best.hosts, turn)
         seats = self.seats(best.members[chosen], best.each, turn)
-        return self.search.pick([Choice(seats, self.step)], turn)
+        found = self.search.pick([Choice(seats, self.step)], turn)
+        also = self.search.others(best.members, scores, parts, chosen, best.each * best.hosts)
+        return replace(found, also=(*found.also, *also))
 
     def option(self, level: int) -> Option | None:
         """The fewest workers that hold the model with this many NPUs each, and who may be among them."""

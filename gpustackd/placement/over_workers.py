@@ -20,8 +20,8 @@ from gpustackd.placement.fit.one_worker import memory_groups
 from gpustackd.placement.fit.rules import Taking
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.fit.topology import Unworkable, layout
-from gpustackd.placement.tie import block
-from gpustackd.placement.tiers import EPSILON, Floats, Tier
+from gpustackd.placement.score.rating import Floats
+from gpustackd.placement.tiers import Tier
 
 MORE_TRIED = 64
 """Workers added beyond the fewest that hold the model, in search of a layout that the executor can run."""
@@ -89,8 +89,8 @@ class OverWorkers(Tier):
             pool = (found.ram[at] - (self.rules.ram_static or 0)) / (1 + (self.rules.ram_ratio or 0))
             low = np.where(found.unified[at], np.minimum(low, (pool // size).astype(np.int64)), low)
         self.low[code][rows] = low
-        values = self.scorer.cards(self.search.seats(found, claim, claim.sum(axis=1)[:, None]))
-        self.value[code][rows] = self.scorer.together(values[at], mine)
+        view = self.search.seats(found, claim, claim.sum(axis=1)[:, None])
+        self.value[code][rows] = self.scorer.taken(view, found.type == code)[at]
 
     def _look(self, rows: Ints, code: int) -> tuple[Cards, NDArray[np.bool_], Ints, Ints]:
         """Cards, which workers may take part with all of their GPUs of the type, claims, GPU counts."""
@@ -117,21 +117,14 @@ class OverWorkers(Tier):
             return None
         best = min(options, key=lambda o: (o.hosts, o.booked))
         scores, parts = self.search.rank(best.members, self._values(best))
-        top = (scores >= scores.max() - EPSILON).nonzero()[0]
-        if len(top) >= best.hosts:
-            chosen = block(top.tolist(), best.hosts, turn)
-        else:
-            chosen = np.argsort(-scores, kind="stable")[: best.hosts].tolist()
+        chosen = self.search.hosts(best.members, scores, best.hosts, turn)
         seats = tuple(self.seats(best.members[chosen], best.code))
-        total = self.search.together(seats, {k: v[chosen].tolist() for k, v in parts.items()})
-        record = {
-            "worker": self.fleet.row(seats[0].w).name,
-            "gpus": sum(len(s.slots) for s in seats),
-            "workers": len(seats),
-            "score": round(sum(total.values()), 4),
-            "parts": {k: round(v, 4) for k, v in total.items()},
-        }
-        return Choice(seats, self.step, sum(total.values()), total, also=(record,))
+        positions = [s.w for s in seats]
+        total = self.search.together(positions, {k: v[chosen].tolist() for k, v in parts.items()})
+        gpus = sum(len(s.slots) for s in seats)
+        also = self.search.others(best.members, scores, parts, chosen, gpus)
+        records = (self.search.record(positions, gpus, total), *also)
+        return Choice(seats, self.step, sum(total.values()), total, also=records)
 
     def _values(self, option: Option) -> Floats:
         """Card values of the members. Where the need is split, what a card books is known only now."""
@@ -141,8 +134,7 @@ class OverWorkers(Tier):
         mine = found.type == option.code
         gpus = int(np.count_nonzero(mine[0]))
         claim = np.where(mine, option.booked // (option.hosts * gpus), 0)
-        values = self.scorer.cards(self.search.seats(found, claim, claim.sum(axis=1)[:, None]))
-        return self.scorer.together(values, mine)
+        return self.scorer.taken(self.search.seats(found, claim, claim.sum(axis=1)[:, None]), mine)
 
     def _options(self) -> Iterator[Option]:
         """The class of each type and GPU count that serves with the fewest workers."""

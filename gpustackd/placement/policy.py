@@ -13,8 +13,12 @@ from gpustackd.domain.outcome import Check
 from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import NO_POOLS, Pools
 from gpustackd.placement.filters.catalogue import Catalogue
+from gpustackd.placement.score.fragmentation import UNKNOWN_MIX, Mix
 
 Files = Mapping[str, Mapping[int, int]]
+
+DOWNLOADING = "downloading:"
+"""Before the source_index of files that workers are downloading now, in `Policy.ready_files`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +36,8 @@ class Policy:
     prefer: frozenset[str] = frozenset()
     """Opt-in preferences (`notes.PREFERENCES`)."""
     ready_files: Files = field(default_factory=lambda: MappingProxyType({}))
-    """source_index, or `path:<resolved path>` -> {worker id: size}."""
+    """source_index, or `path:<resolved path>`, of READY files -> {worker id: size}; and the same by
+    `downloading:<source_index>` of files that are on their way."""
     paths: Paths = field(default_factory=lambda: MappingProxyType({}))
     """What workers said of the local paths of models."""
     pools: Pools = NO_POOLS
@@ -42,12 +47,14 @@ class Policy:
     """Registered inference backends; None = nothing is known, so no worker is dropped for its runtime."""
     catalogue: Catalogue | None = None
     """Images of engines; None = the packaged ones."""
+    mix: Mix = UNKNOWN_MIX
+    """Demands to come, as far as known; strategy `fragmentation` keeps capacity for them."""
     rpc_ram: int = 512 * 2**20
     """Bytes of RAM booked for every process that serves a GPU to another worker (GGUF)."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What kept results depend on; files, paths and pools are looked at anew in every decision."""
+        """What kept results depend on; files, paths, pools and mix are looked at anew in every decision."""
         return (self.strategy, self.placement_max, self.locality_max, self.commit_check, self.compat,
                 self.prefer, self.backends, self.catalogue, self.rpc_ram)  # fmt: skip
 

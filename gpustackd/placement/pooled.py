@@ -8,7 +8,7 @@ so that nothing else comes to sit on it. A worker gives one part of a card, or a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +22,9 @@ from gpustackd.placement.fit.cards import Cards, cards, ram_holds
 from gpustackd.placement.fit.pool import Ask, belongs
 from gpustackd.placement.fit.report import Report
 from gpustackd.placement.fit.seat import Choice, Seat
+from gpustackd.placement.score.rating import EPSILON
 from gpustackd.placement.tie import block
-from gpustackd.placement.tiers import EPSILON, OneWorkerTier
+from gpustackd.placement.tiers import OneWorkerTier
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
@@ -111,11 +112,11 @@ class PooledCards(OneWorkerTier):
             ok &= ram_holds(found, self.rules, booked, found.ram, found.unified)
             if not ok.any():
                 continue
-            values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))
+            view = self.search.seats(found, claim, booked[:, None])
             if self.ask.whole:
-                value = self.scorer.together(values, taken)
+                value = self.scorer.taken(view, taken)
             else:
-                value = np.where(mine, values, -np.inf).max(axis=1)
+                value = np.where(mine, self.scorer.cards(view), -np.inf).max(axis=1)
             self.count[rows[ok]] = self.ask.cards
             self.code[rows[ok]] = code
             self.booked[rows[ok]] = booked[ok]
@@ -195,16 +196,14 @@ class PooledCards(OneWorkerTier):
         members = self.offering
         if not self.rules.distributed or len(members) < parts:
             return None
-        scores, _ = self.search.rank(members, self.value[members])
-        top = np.flatnonzero(scores >= scores.max() - EPSILON)
-        if len(top) >= parts:
-            chosen = block(top.tolist(), parts, turn)
-        else:
-            chosen = np.argsort(-scores, kind="stable")[:parts].tolist()
+        scores, points = self.search.rank(members, self.value[members])
+        chosen = self.search.hosts(members, scores, parts, turn)
         seats = tuple(
             self.seat(w, turn, self.all_of(w) if n else None) for n, w in enumerate(members[chosen].tolist())
         )
-        return self.search.pick([Choice(seats, self.step)], turn)
+        choice = self.search.pick([Choice(seats, self.step)], turn)
+        also = self.search.others(members, scores, points, chosen, parts)
+        return replace(choice, also=(*choice.also, *also))
 
     def all_of(self, w: int) -> int:
         """GPUs of a worker, of whatever kind."""

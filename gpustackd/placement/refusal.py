@@ -3,7 +3,8 @@ and as data. Text is made here only, for the answer that is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import Cure, NoFit, PoolStep, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement.engine_steps import EngineStep
+from gpustackd.placement.faults import Fault
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.filters.foreign import held_by_others
@@ -30,7 +32,7 @@ def refuse(search: Search) -> NoFit:
     """The refusal for a search whose ladder found nothing."""
     search.refresh()
     fleet = search.fleet
-    reasons, cures = chain.refusals(search.filters, fleet, search.bits, fleet.alive)
+    reasons, cures = chain.refusals(search.filters, fleet, search.bits, fleet.alive, search.faults)
     if search.rules.devices is not None:  # of a worker that stays, some cards may be out of the question
         cures |= Cure.BACKENDS
     rows = np.flatnonzero(search.bits == 0)
@@ -85,6 +87,17 @@ def answer(reasons: Sequence[Reason], cures: Cure, pool: tuple[PoolStep, ...]) -
         head = f"No place among {workers(total)}" if total else "No place: there are no workers"
         lines = [f"{head}{':' if lines else '.'}", *(f"- {line}" for line in lines)]
     return NoFit(tuple(reasons), clipped("\n".join(lines)), cures, pool)
+
+
+def with_faults(outcome: NoFit, found: Mapping[str, Fault]) -> NoFit:
+    """The refusal with what failed on the way to it told first: perhaps it is the cause."""
+    if not found:
+        return outcome
+    faults = tuple(f.as_reason() for f in found.values())
+    head, _, rest = outcome.message.partition("\n")
+    message = "\n".join(filter(None, (head, *(f"- {f.text}" for f in faults), rest)))
+    return replace(outcome, reasons=(*faults, *outcome.reasons), message=clipped(message), faults=faults,
+                   cures=outcome.cures | Cure.TIME)  # fmt: skip
 
 
 def clipped(text: str) -> str:

@@ -17,14 +17,11 @@ from gpustackd.placement.fit.cards import Cards, alone, cards
 from gpustackd.placement.fit.one_worker import Several, alike, chosen, several
 from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.fit.seat import Choice, Seat, seat_of
+from gpustackd.placement.score.rating import BEST, EPSILON, Floats
 from gpustackd.placement.score.strategy import Scorer
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
-
-Floats = NDArray[np.float64]
-EPSILON = 1e-9
-BEST = 5
 
 
 class Bitmap:
@@ -289,7 +286,13 @@ class ManyGpus(OneWorkerTier):
             self.same.put(at, same[better])
 
     def _value(self, found: Cards, offer: Several) -> Floats:
-        values = self.scorer.cards(self.search.seats(found, offer.claim, offer.booked[:, None]))
+        view = self.search.seats(found, offer.claim, offer.booked[:, None])
+        if self.scorer.looks_at_hosts:
+            taken = np.zeros(offer.eligible.shape, np.bool_)
+            first = np.arange(self.fleet.slots) < offer.count[:, None]
+            np.put_along_axis(taken, offer.order, first, axis=1)
+            return self.scorer.taken(view, taken)
+        values = self.scorer.cards(view)
         rows = np.arange(len(values))
         in_order = values[rows[:, None], offer.order]
         last = np.maximum(offer.count - 1, 0)

@@ -6,8 +6,9 @@ others are known as well, so that a refusal can say what else stands in the way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, PoolStep, Reason
-from gpustackd.placement.filters.cluster import ClusterFilter
+from gpustackd.placement.faults import Faults
+from gpustackd.placement.filters.cluster import ClusterFilter, workers
 from gpustackd.placement.filters.framework import FrameworkFilter, framework_filter
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.filters.local_path import local_path_filter
@@ -45,32 +47,48 @@ class Filter(Protocol):
         """Why these workers were dropped, when `left` of `of` stayed."""
 
 
-def chain(demand: Demand, policy: Policy) -> tuple[Filter, ...]:
-    """The filters that this demand calls for. Raises BadRow where its selectors cannot be read."""
-    found: list[Filter] = []
-    spec = demand.spec
-    if spec.cluster_id is not None:
-        found.append(ClusterFilter(spec.cluster_id))
-    if spec.gpu_ids:
-        found.append(PickedFilter(spec.gpu_ids))
-    if spec.worker_selector:
-        found.append(LabelFilter.of(spec.worker_selector))
-    found.append(StatusFilter())
-    framework = framework_filter(demand, policy.backends, policy.catalogue, compat=policy.compat)
-    if framework is not None:
-        found.append(framework)
-    local_path = local_path_filter(spec, compat=policy.compat)
-    if local_path is not None:
-        found.append(local_path)
-    return tuple(found)
+def chain(demand: Demand, policy: Policy, faults: Faults | None = None) -> tuple[Filter, ...]:
+    """The filters that this demand calls for; one that cannot be made is noted in `faults` and left out.
+    Raises BadRow where the demand's selectors cannot be read."""
+    spec, noted = demand.spec, faults or Faults()
+    framework = lambda: framework_filter(  # noqa: E731
+        demand, policy.backends, policy.catalogue, compat=policy.compat
+    )
+    made: tuple[tuple[str, Callable[[], Filter | None]], ...] = (
+        ("cluster", lambda: None if spec.cluster_id is None else ClusterFilter(spec.cluster_id)),
+        ("gpu_selector", lambda: PickedFilter(spec.gpu_ids) if spec.gpu_ids else None),
+        ("labels", lambda: LabelFilter.of(spec.worker_selector) if spec.worker_selector else None),
+        ("status", StatusFilter),
+        ("backend", framework),
+        ("local_path", lambda: local_path_filter(spec, compat=policy.compat)),
+    )
+    found = (noted.tried(f"filter.{name}", make, None) for name, make in made)
+    return tuple(f for f in found if f is not None)
 
 
-def failures(filters: Sequence[Filter], fleet: Fleet, rows: Ints) -> Bits:
-    """Per worker position a bit for each filter that drops it (`GONE` = no worker there); 0 = stays."""
+def failures(filters: Sequence[Filter], fleet: Fleet, rows: Ints, faults: Faults | None = None) -> Bits:
+    """Per worker position a bit for each filter that drops it (`GONE` = no worker there); 0 = stays. A filter
+    that fails drops nobody, and is noted in `faults`."""
     bits: Bits = (~fleet.alive[rows]).astype(np.uint16) * np.uint16(GONE)
     for n, f in enumerate(filters):
-        bits |= (~f.keep(fleet, rows)).astype(np.uint16) << np.uint16(n)
+        try:
+            bits |= (~f.keep(fleet, rows)).astype(np.uint16) << np.uint16(n)
+        except Exception as error:
+            if faults is None:
+                raise
+            faults.note(f"filter.{f.name}", error)
     return bits
+
+
+def guarded(framework: FrameworkFilter, faults: Faults) -> dict[str, Any]:
+    """What the fit asks of the framework filter, as fields of `Rules`: where that fails, any card will do."""
+    stage = "filter.backend"
+    return {
+        "devices": lambda fleet, rows: faults.tried(stage, lambda: framework.devices(fleet, rows), None),
+        "by_cpu": lambda fleet, rows: faults.tried(
+            stage, lambda: framework.by_cpu(fleet, rows), np.ones(len(rows), np.bool_)
+        ),
+    }
 
 
 def pool(filters: Sequence[Filter], bits: Bits, alive: Bools) -> tuple[PoolStep, ...]:
@@ -84,7 +102,9 @@ def pool(filters: Sequence[Filter], bits: Bits, alive: Bools) -> tuple[PoolStep,
     return tuple(steps)
 
 
-def refusals(filters: Sequence[Filter], fleet: Fleet, bits: Bits, alive: Bools) -> tuple[list[Reason], Cure]:
+def refusals(
+    filters: Sequence[Filter], fleet: Fleet, bits: Bits, alive: Bools, faults: Faults | None = None
+) -> tuple[list[Reason], Cure]:
     """Reasons of the filters that dropped workers, and what could bring those workers back.
 
     A worker counts at the first filter that drops it. Where nothing is left, a filter that only drops
@@ -101,18 +121,30 @@ def refusals(filters: Sequence[Filter], fleet: Fleet, bits: Bits, alive: Bools) 
         dropped = before & ((here >> n) & 1 == 1)
         count = int(np.count_nonzero(dropped))
         if count:
-            reasons.extend(f.reasons(fleet, rows[dropped], left - count, left))
+            reasons.extend(_told(f, fleet, rows[dropped], left - count, left, faults))
             if isinstance(f, FrameworkFilter):
-                reasons.extend(f.remarks(fleet, rows[before & ~dropped]))
+                stay, noted = rows[before & ~dropped], faults or Faults()
+                reasons.extend(noted.tried(f"filter.{f.name}", partial(f.remarks, fleet, stay), []))
             cures |= f.cure
             left -= count
         elif empty and left == 0:
             also = (here >> n) & 1 == 1
             others = int(np.count_nonzero(also))
             if others:
-                reasons.extend(_also(r) for r in f.reasons(fleet, rows[also], len(rows) - others, len(rows)))
+                told = _told(f, fleet, rows[also], len(rows) - others, len(rows), faults)
+                reasons.extend(_also(r) for r in told)
                 cures |= f.cure
     return reasons, cures
+
+
+def _told(f: Filter, fleet: Fleet, dropped: Ints, left: int, of: int, faults: Faults | None) -> list[Reason]:
+    """Why a filter dropped workers; their number alone where it cannot say."""
+    count = len(dropped)
+    params = {"dropped": count, "left": left, "of": of}
+    plain = [Reason(f"{f.name}.dropped", f.name, f"{workers(count)} fail the filter {f.name}", params)]
+    if faults is None:
+        return f.reasons(fleet, dropped, left, of)
+    return faults.tried(f"filter.{f.name}", lambda: f.reasons(fleet, dropped, left, of), plain)
 
 
 def _also(reason: Reason) -> Reason:

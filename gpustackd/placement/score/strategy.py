@@ -14,8 +14,13 @@ from numpy.typing import NDArray
 
 from gpustackd.domain.fleet import Ints
 from gpustackd.domain.model_spec import Strategy
+from gpustackd.placement.score.fragmentation import UNKNOWN_MIX, Mix, Usable
 
 Floats = NDArray[np.float64]
+
+WORKER = 1 / 16
+"""Best fit: weight of what the worker has left, next to what the card has left, where one card is taken;
+where several are taken it is the other way round, since then the worker is what is filled."""
 
 OTHERS = 0.2
 """Weight of other models' instances on a card, next to one of ours."""
@@ -35,6 +40,11 @@ class Seats:
     """Instances of this model on the card."""
     all: Any
     """Instances of any model on the card."""
+    host_free: Any = 0
+    """(R, S) free memory of every card, also of those that the demand cannot use; for strategies that look
+    at whole workers."""
+    scale: int = 1
+    """Memory of the largest worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +56,22 @@ class Scorer:
     mean_over_gpus: bool = False
     dominant_resource: bool = False
     compat: bool = False
+    mix: Mix = UNKNOWN_MIX
+    """What capacity is kept for (fragmentation)."""
 
     @property
     def spread(self) -> bool:
         return self.strategy is Strategy.SPREAD
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the mix of demands counts."""
+        return self.strategy is Strategy.FRAGMENTATION
+
+    @property
+    def looks_at_hosts(self) -> bool:
+        """Whether the other cards of the worker count."""
+        return self.strategy in (Strategy.BEST_FIT, Strategy.FRAGMENTATION)
 
     def cards(self, s: Seats) -> Floats:
         """(R, S) value of every card by itself."""
@@ -60,12 +82,32 @@ class Scorer:
             packed = np.maximum(r, v) if self.dominant_resource else (r + 2 * v) / 3
             return self._clamped(self.maximum * packed)
         if self.strategy is Strategy.BEST_FIT:
-            return self._clamped(self.maximum * (1 - ratio(s.free - s.claim, s.capacity)))
+            on_card = ratio(s.free - s.claim, s.capacity)
+            on_worker = ratio(s.host_free.sum(axis=1, keepdims=True) - s.claim, s.scale)
+            return self._clamped(self.maximum * (1 - (1 - WORKER) * on_card - WORKER * on_worker))
         if self.strategy is Strategy.FRAGMENTATION:
-            untouched = (s.free >= s.capacity) & (s.all == 0)
-            stranded = np.where(untouched, ratio(s.free - s.claim, s.capacity), 0.0)
-            return self._clamped(self.maximum * (1 - stranded))
+            usable = Usable.of(s.host_free, s.capacity, self.mix)
+            return self._worth(usable.cost_of_each(s.claim), s.scale)
         return np.full(np.shape(s.claim), self.maximum)
+
+    def taken(self, s: Seats, taken: NDArray[np.bool_]) -> Floats:
+        """Value of the cards taken on each worker, as one: (R,)."""
+        several = taken.sum(axis=1) > 1 if self.looks_at_hosts else None
+        if several is None or not several.any():
+            return self.together(self.cards(s), taken)
+        if self.strategy is Strategy.FRAGMENTATION:
+            usable = Usable.of(s.host_free, s.capacity, self.mix)
+            return self._worth(usable.cost_together(s.claim, taken), s.scale)
+        claim = np.where(taken, s.claim, 0)
+        left = np.where(taken, ratio(s.free - s.claim, s.capacity), 0.0)
+        on_card = left.sum(axis=1) / np.maximum(taken.sum(axis=1), 1)
+        on_worker = ratio(s.host_free.sum(axis=1) - claim.sum(axis=1), s.scale)
+        whole = self._clamped(self.maximum * (1 - WORKER * on_card - (1 - WORKER) * on_worker))
+        return np.where(several, whole, self.together(self.cards(s), taken))
+
+    def _worth(self, cost: Floats, scale: int) -> Floats:
+        """Points for a cost in bytes: the square root keeps small differences apart and bounds large ones."""
+        return self._clamped(self.maximum * (1 - np.sqrt(ratio(cost, scale))))
 
     @property
     def takes_best_card(self) -> bool:

@@ -1,0 +1,69 @@
+"""Where the files of a model's additions live, and under which key downloaded copies of them are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from gpustackd.domain.model_spec import ModelSpec, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A repository of a hub at a revision (None = its default), or a path."""
+
+    source: Source
+    name: str
+    revision: str | None = None
+    file: str | None = field(default=None, compare=False)
+    """The one file of the repository that is meant, where one is named."""
+
+    @property
+    def index(self) -> str:
+        """`model_files.source_index` of a downloaded copy (estimate spec section 13)."""
+        scope = ("model_scope",) if self.source is Source.MODEL_SCOPE else ()
+        return sha256("/".join((*scope, self.name, *filter(None, (self.file,)))).encode()).hexdigest()
+
+    @property
+    def path(self) -> str | None:
+        """The path, where it is one."""
+        return self.name if self.source is Source.LOCAL_PATH else None
+
+
+def adapter_origins(spec: ModelSpec) -> tuple[Origin, ...]:
+    """Where the entries of `lora_list` live (estimate spec section 3); entries without a name or with an
+    unknown source are left out."""
+    return tuple(o for entry in spec.lora_list if (o := _adapter(entry)) is not None)
+
+
+def draft_origin(spec: ModelSpec) -> Origin | None:
+    """Where the draft model of a speculative configuration lives: a path, else a repository of the hub that
+    the model itself is from."""
+    raw = (spec.speculative_config or {}).get("draft_model")
+    if isinstance(raw, Mapping):
+        raw = raw.get("local_path") or raw.get("huggingface_repo_id") or raw.get("model_scope_model_id")
+    if not isinstance(raw, str) or not raw:
+        return None
+    if raw.startswith("/"):
+        return Origin(Source.LOCAL_PATH, raw)
+    hub = Source.MODEL_SCOPE if spec.source is Source.MODEL_SCOPE else Source.HUGGINGFACE
+    return Origin(hub, raw)
+
+
+def _adapter(entry: Mapping[str, Any]) -> Origin | None:
+    def text(key: str) -> str:
+        value = entry.get(key)
+        return value if isinstance(value, str) else ""
+
+    name = text("lora_name")
+    source = (text("source") or "huggingface").lower()
+    repo = text("lora_repo_name")
+    if not name or source not in set(Source):
+        return None
+    if source == Source.LOCAL_PATH:
+        path = text("local_path") or repo
+        return Origin(Source.LOCAL_PATH, path) if path else None
+    column = "model_scope_file_path" if source == Source.MODEL_SCOPE else "huggingface_filename"
+    return Origin(Source(source), repo or name, file=text(column) or None)

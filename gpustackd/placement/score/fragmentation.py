@@ -1,0 +1,108 @@
+"""How much capacity a placement makes useless for the demands to come, after FGD (USENIX ATC'23).
+
+A demand to come asks a number of cards of one worker, each with some memory free. What of a worker's free
+memory it could use is the memory of the cards that have that much free, if there are enough of them, else
+nothing. A placement costs what is lost of that, weighted by how often each kind of demand comes; the steepest
+descent of the paper is the placement that costs least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustackd.domain.fleet import Ints
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A kind of demand: so many cards of one worker, each with `size` bytes free and a part of it."""
+
+    gpus: int
+    size: int = 0
+    share: float = 0.0
+    """Part of the card, 0..1, that must be free whatever its size."""
+
+
+WHOLE = tuple(Shape(n, 0, 1.0) for n in (1, 2, 4, 8))
+"""Whole cards: what capacity is kept for where nothing is known of what comes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mix:
+    """Kinds of demands with weights that add up to 1. Compared by identity: a new one has all costs
+    worked out anew."""
+
+    shapes: tuple[Shape, ...] = WHOLE
+    weights: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
+    columns: tuple[NDArray[Any], ...] = field(init=False, repr=False)
+    """GPUs, sizes, shares and weights as (K, 1, 1)."""
+
+    def __post_init__(self) -> None:
+        parts = (
+            np.array([s.gpus for s in self.shapes], np.int64),
+            np.array([s.size for s in self.shapes], np.int64),
+            np.array([s.share for s in self.shapes], np.float64),
+            np.array(self.weights, np.float64),
+        )
+        object.__setattr__(self, "columns", tuple(p[:, None, None] for p in parts))
+
+
+UNKNOWN_MIX = Mix()
+
+
+@dataclass(slots=True)
+class Usable:
+    """What each kind of demand could use of some workers. (K, R, S) and (K, R, 1)."""
+
+    free: Ints
+    """(R, S) bytes free of every card, whoever may use it."""
+    need: NDArray[Any]
+    """(K, R, S) bytes that must be free of a card."""
+    enough: NDArray[np.bool_]
+    """(K, R, S) cards with that much free."""
+    count: Ints
+    """(K, R, 1) how many there are."""
+    total: Ints
+    """(K, R, 1) what they have free together."""
+    mix: Mix
+
+    @classmethod
+    def of(cls, free: Ints, capacity: Ints, mix: Mix) -> Usable:
+        """From the free memory and the capacity of all cards, both (R, S); 0 or less = no card."""
+        _, size, share, _ = mix.columns
+        need = np.maximum(np.maximum(size, share * np.maximum(capacity, 0)), 1)
+        enough = free >= need
+        return cls(
+            free, need, enough, np.count_nonzero(enough, axis=2, keepdims=True),
+            np.where(enough, free, 0).sum(axis=2, keepdims=True), mix,
+        )  # fmt: skip
+
+    def cost_of_each(self, claim: Ints) -> Floats:
+        """(R, S) bytes that are lost to the mix when `claim` (R, S) is booked on that card alone."""
+        gpus = self.mix.columns[0]
+        left = self.free - claim
+        still = left >= self.need
+        count = self.count - self.enough + still
+        total = self.total - np.where(self.enough, self.free, 0) + np.where(still, left, 0)
+        return self._weighted(np.where(count >= gpus, total, 0))
+
+    def cost_together(self, claim: Ints, taken: NDArray[np.bool_]) -> Floats:
+        """(R,) the same when `claim` (R, S) is booked on all cards `taken` (R, S)."""
+        gpus = self.mix.columns[0]
+        left = self.free - np.where(taken, claim, 0)
+        still = left >= self.need
+        count = np.count_nonzero(still, axis=2, keepdims=True)
+        total = np.where(still, left, 0).sum(axis=2, keepdims=True)
+        return self._weighted(np.where(count >= gpus, total, 0))[:, 0]
+
+    def _weighted(self, after: NDArray[Any]) -> Floats:
+        gpus, _, _, weights = self.mix.columns
+        before = np.where(self.count >= gpus, self.total, 0)
+        cost: Floats = (weights * np.maximum(before - after, 0)).sum(axis=0)
+        return cost
