@@ -33,17 +33,18 @@ _SIGNS: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
             Cause.RAM,
             (
                 r"oom-?killed", r"\bexit(ed)?( with)?( code| status)?:? 137\b", r"cannot allocate memory",
-                r"std::bad_alloc", r"\bout of memory: killed", r"\bhost out of memory", r"defaultcpuallocator",
-                r"^memoryerror|\bMemoryError\b",
+                r"std::bad_alloc", r"\bout of memory: killed", r"\bhost out of memory",
+                r"defaultcpuallocator", r"\bMemoryError\b",
             ),
         ),
         (
             Cause.VRAM,
             (
                 r"out of memory", r"outofmemory", r"cublas_status_alloc_failed",
-                r"no available memory for the cache blocks", r"free memory on device .* is less than desired",
+                r"no available memory for the cache blocks",
+                r"free memory on device .{0,120} is less than desired",
                 r"larger than the maximum number of tokens that can be stored in kv cache",
-                r"not enough (gpu |device |video )?memory", r"unable to allocate .* buffer",
+                r"not enough (gpu |device |video )?memory", r"unable to allocate .{0,80}buffer",
             ),
         ),
         (
@@ -57,8 +58,9 @@ _SIGNS: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
         (
             Cause.NODE,
             (
-                r"\bnccl", r"\brccl", r"\bhccl", r"no space left on device", r"disk quota", r"read-only file system",
-                r"input/output error", r"\bi/o error", r"cannot connect to the docker daemon", r"driver version",
+                r"\bnccl", r"\brccl", r"\bhccl", r"no space left on device", r"disk quota",
+                r"read-only file system", r"input/output error", r"\bi/o error",
+                r"cannot connect to the docker daemon", r"driver version",
                 r"no route to host", r"network is unreachable", r"failed to create (shim|containerd) ?task",
             ),
         ),
@@ -67,7 +69,7 @@ _SIGNS: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
             (
                 r"unrecognized arguments?", r"unknown (argument|option|flag)", r"error: argument",
                 r"invalid (choice|argument|option|value)", r"no such image", r"manifest unknown",
-                r"pull access denied", r"errimagepull|imagepullbackoff", r"image .*not found",
+                r"pull access denied", r"errimagepull|imagepullbackoff", r"image .{0,200}not found",
                 r"unknown model architecture", r"unsupported (model|architecture|quantization)",
             ),
         ),
@@ -80,7 +82,7 @@ _AMOUNT = re.compile(
     re.IGNORECASE,
 )
 _UNIT = {"gib": 2**30, "mib": 2**20, "kib": 2**10, "gb": 10**9, "mb": 10**6, "kb": 10**3, "bytes": 1, "b": 1}
-_LONGEST = 20_000
+_LONGEST = 8_000
 """Characters of a message that are looked at, from its end: the last words count."""
 
 

@@ -6,7 +6,6 @@ forgets them, and go back to nothing after a time of stable running. Sizes in by
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import md5
@@ -73,7 +72,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`whole_worker`: avoid all of the worker, not only the GPUs. `more`: what to book at least from now on."""
+    """`whole_worker`: avoid all of it, not only the GPUs. `more`: what to book at least from now on."""
 
     kind: Kind
     cause: Cause = Cause.OTHER
@@ -115,9 +114,8 @@ def raised(failed: Failed, cause: Cause) -> Raise | None:
     if base.times >= RAISES_MOST:
         return None
     wanted = observed(failed.message)
-    grow: Callable[[int, int, int, int], int] = _grown
     if cause is Cause.VRAM:
-        vram = grow(failed.vram, base.first_vram, wanted * max(failed.gpus, 1), 0)
+        vram = _grown(failed.vram, base.first_vram, wanted * max(failed.gpus, 1), 0)
         found = replace(base, vram=vram, times=base.times + 1)
         return found if failed.vram and vram > failed.vram else None
     ram = _grown(failed.ram, base.first_ram, max(wanted, _RAM_STEP), _RAM_BOUND)

@@ -121,7 +121,7 @@ END
 $$;
 
 -- Release the place of an instance in ERROR and have it placed anew: elsewhere where `p_gpus` (a list of GPU ids,
--- or JSON null for the whole worker; NULL = nothing) is to be avoided, with more memory where `p_raise` says so.
+-- or anything else for the whole worker; NULL = nothing) is to be avoided, with more memory where `p_raise` says so.
 CREATE FUNCTION gpustackd_replace(
         p_id bigint, p_epoch bigint, p_count bigint, p_why text, p_gpus jsonb, p_avoid double precision,
         p_raise jsonb)
@@ -143,7 +143,8 @@ BEGIN
        SET restart_count = restart_count + 1, last_restart_time = clock_timestamp(),
            claim_raise = coalesce(p_raise, claim_raise),
            avoid = CASE WHEN p_gpus IS NULL THEN avoid
-                        ELSE gpustackd_avoid_also(avoid, was.worker_id, nullif(p_gpus, 'null'), p_avoid) END
+                        ELSE gpustackd_avoid_also(avoid, was.worker_id,
+                                                  CASE jsonb_typeof(p_gpus) WHEN 'array' THEN p_gpus END, p_avoid) END
      WHERE id = p_id;
     RETURN true;
 END
