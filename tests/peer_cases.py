@@ -25,13 +25,27 @@ from gpustackd.placement.policy import Policy
 from gpustackd.sources.config_json import hyper_parameters
 
 HERE = Path(__file__).parent / "fixtures" / "peer"
+PARSED = {
+    "derived_max_seq_len": "max_sequence_length",
+    "is_multimodel": "is_multimodal",
+    "vision_num_attention_heads": "vision_heads",
+}
+"""What the peer's names for dimensions are here."""
 BACKENDS = {"vLLM", "SGLang", "MindIE", "VoxBox"}
 
 
-def cases(*areas: str) -> list[dict[str, Any]]:
-    """Cases of these areas, in the order of the file."""
-    path = Path(os.environ.get("GPUSTACKD_PEER_CASES") or HERE / "peer-cases.jsonl")
+def cases(*areas: str, handed: bool = False) -> list[dict[str, Any]]:
+    """Cases of these areas, in the order of the file; `handed`: of the project's own file in any case.
+
+    Where the peer's test went to the custom selector directly, the model's backend says so here.
+    """
+    path = HERE / "peer-cases.jsonl"
+    if not handed:
+        path = Path(os.environ.get("GPUSTACKD_PEER_CASES") or path)
     read = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    for case in read:
+        if case["area"] == "selector.custom" and not case["model"].get("backend"):
+            case["model"]["backend"] = "Custom"
     return [c for c in read if c["area"] in areas]
 
 
@@ -41,6 +55,11 @@ def _fixtures() -> tuple[dict[str, Any], dict[str, Any]]:
     workers = json.loads((folder / "fixtures-workers.json").read_text())["fixtures"]
     models = json.loads((folder / "models.json").read_text())["models"]
     return workers, models
+
+
+def known_models() -> dict[str, Any]:
+    """Facts of public models by name."""
+    return _fixtures()[1]
 
 
 # -- the fleet -------------------------------------------------------------------------------------------
@@ -219,10 +238,15 @@ def _dimensions(config: dict[str, Any], asked: dict[str, Any]) -> HyperParameter
     if not config and not parsed:
         return None
     hyper = hyper_parameters(config) if config else HyperParameters()
-    if "derived_max_seq_len" in parsed:
-        parsed["max_sequence_length"] = parsed.pop("derived_max_seq_len")
-    known = {k: v for k, v in parsed.items() if k in HyperParameters.__dataclass_fields__}
+    for theirs, own in PARSED.items():
+        if theirs in parsed:
+            parsed[own] = parsed.pop(theirs)
+    known = {k: _hashable(v) for k, v in parsed.items() if k in HyperParameters.__dataclass_fields__}
     return replace(hyper, **known)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def policy(case: dict[str, Any], *, compat: bool = True) -> Policy:

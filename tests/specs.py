@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.model_spec import ModelSpec, model_spec
 from gpustackd.sources.config_json import hyper_parameters
-
-FIXTURES = Path(__file__).parent / "fixtures" / "models"
+from tests import peer_cases
 
 
 def a_model(**columns: Any) -> ModelSpec:
@@ -22,9 +19,8 @@ def a_model(**columns: Any) -> ModelSpec:
 
 
 def known_models() -> dict[str, dict[str, Any]]:
-    """Facts of public models by name (`fixtures/models/models.json`)."""
-    loaded: dict[str, dict[str, Any]] = json.loads((FIXTURES / "models.json").read_text())["models"]
-    return loaded
+    """Facts of public models by name (`fixtures/peer/models.json`)."""
+    return peer_cases.known_models()
 
 
 def facts(weights: int | None = 0, config: dict[str, Any] | None = None, **more: Any) -> ModelFacts:

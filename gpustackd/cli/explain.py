@@ -1,24 +1,38 @@
-"""`gpustackd explain`: why an instance is where it is, or why it is nowhere."""
+"""`gpustackd explain`: why an instance is where it is, or why it is nowhere and what would help."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
-from rich.console import Console
 
-from gpustackd.cli.get import as_list, place
-from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
-from gpustackd.cli.output import console, gib, moment, print_json, print_table, state
+from gpustackd.cli.explain_text import show
+from gpustackd.cli.get import place
+from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, settings
+from gpustackd.cli.output import console, print_json
+from gpustackd.domain.lifecycle import WAITING
+from gpustackd.domain.outcome import Cure, NoFit, Placed
+
+if TYPE_CHECKING:
+    from gpustackd.daemon.explaining import Explained
+    from gpustackd.settings import Settings
+    from gpustackd.store.inventory import Connection
+    from gpustackd.store.postgres import PostgresStore
 
 Row = Mapping[str, Any]
 
-RETRIES = (
-    "when memory is freed, a worker or GPU comes or changes, the model is edited, or one of its files gets "
-    "ready; and at every rescan"
-)
+EVENTS: Mapping[Cure, str] = {
+    Cure.CAPACITY: "memory is freed or a GPU uncordoned",
+    Cure.WORKER: "a worker or GPU comes or changes",
+    Cure.MODEL: "the model is edited",
+    Cure.FILES: "one of its files gets ready",
+    Cure.BACKENDS: "a backend or instance type changes",
+}
+"""What a waiting instance may be tried again for, in words."""
+MISSES_SHOWN = 3
 
 
 def explain(
@@ -29,29 +43,60 @@ def explain(
 ) -> None:
     """Why an instance is where it is, or nowhere.
 
-    Where it waits: the reasons, and when it is tried again.
+    Where it waits: the reasons, the nearest miss, when it is tried again, and the least changes with which
+    it would fit. Each of these was decided with; nothing is written.
 
     Example: gpustackd explain qwen-1
     """
-    from gpustackd.store.inventory import Inventory, connected
-
-    url = database(config, database_url)
-
-    async def run() -> tuple[Row, Sequence[Row]]:
-        async with connected(url, "gpustackd explain") as connection:
-            inventory = Inventory(connection)
-            (found,) = await inventory.rows("instances", instance)
-            return found, await inventory.decisions(found["id"])
-
-    row, decisions = anyio.run(run)
-    answer = explanation(row, decisions)
+    found = settings(config, database_url)
+    answer = anyio.run(_answer, found, found.require_database(), instance)
     if output is Form.JSON:
         print_json(answer)
     else:
         show(console(), answer)
 
 
-def explanation(row: Row, decisions: Sequence[Row]) -> dict[str, Any]:
+async def _answer(found: Settings, url: str, name: str) -> dict[str, Any]:
+    from gpustackd.store.inventory import Inventory
+    from gpustackd.store.snapshot import snapshot
+
+    async with snapshot(url, "gpustackd explain") as (store, connection):
+        inventory = Inventory(connection)
+        (row,) = await inventory.rows("instances", name)
+        decisions = await inventory.decisions(row["id"])
+        known = None
+        if row["worker"] is None and row["state"] in WAITING:
+            known = await _explained(found, store, connection, row)
+    return explanation(row, decisions, known)
+
+
+async def _explained(
+    found: Settings, store: PostgresStore, connection: Connection, row: Row
+) -> Explained | None:
+    """The decision made anew, as a daemon with these settings would make it."""
+    from gpustackd.daemon.compose_standing import standing_on
+    from gpustackd.daemon.explaining import explained
+    from gpustackd.placement.advise.change import Holder
+    from gpustackd.ports import Waiting
+    from gpustackd.store.inventory import Inventory
+
+    queue = await store.waiting(None)
+    mine = next((w for w in queue if w.id == row["id"]), None)
+    if mine is None:  # a daemon looks at it in this moment
+        created = datetime.fromisoformat(row["created_at"])
+        mine = Waiting(row["id"], row["name"], row["model_id"], row["placement_epoch"], row["attempts"],
+                       row["priority"], created, 0.0, None)  # fmt: skip
+    holders = {
+        h["id"]: Holder(h["id"], h["name"], h["model"], h["model_id"], h["priority"])
+        for h in await Inventory(connection).holders()
+    }
+    async with standing_on(store, found) as standing:
+        return await explained(standing, mine, queue, holders)
+
+
+def explanation(
+    row: Row, decisions: Sequence[Row], known: Explained | None = None, now: datetime | None = None
+) -> dict[str, Any]:
     """The answer as data: `placement` where it has a place, else `waiting`; `history`, newest first."""
     placed = row["worker"] is not None
     latest = decisions[0] if decisions else None
@@ -60,91 +105,110 @@ def explanation(row: Row, decisions: Sequence[Row]) -> dict[str, Any]:
     answer["placement"] = None
     answer["waiting"] = None
     if placed:
+        candidates = (made["candidates"] if made else None) or []
         answer["placement"] = {
             **{k: row[k] for k in ("worker", "gpu_type", "gpu_indexes", "vram", "ram", "subordinates")},
             "place": place(row),
             "decided_by": made["replica"] if made else None,
             "decided_at": made["created_at"] if made else row["scheduled_at"],
             "pool": (made["pool"] if made else None) or [],
-            "candidates": (made["candidates"] if made else None) or [],
+            "candidates": candidates,
+            "won": why_it_won(candidates),
         }
     else:
-        answer["waiting"] = {
-            "reasons": row["reasons"],
-            "pool": (latest["pool"] if latest else None) or [],
-            "next_attempt_at": row["next_attempt_at"],
-            "tried_again": RETRIES,
-        }
+        answer["waiting"] = _waiting(row, latest, known, now or datetime.now(UTC))
     answer["history"] = [
         {k: d[k] for k in ("outcome", "attempt", "replica", "created_at", "duration_ms")} for d in decisions
     ]
     return answer
 
 
-def show(out: Console, answer: Row) -> None:
-    """The same for people."""
-    out.print(f"{answer['name']}, an instance of {answer['model']}, is ", end="", markup=False)
-    out.print(state(answer["state"]), end="")
-    if answer["placement"]:
-        out.print(f" on {answer['placement']['place']}", markup=False)
-        _show_placement(out, answer["placement"])
-    else:
-        out.print()
-        _show_waiting(out, answer)
-    if len(answer["history"]) > 1:
-        out.print("\nBefore, newest first:")
-        rows = [
-            (moment(h["created_at"]), h["outcome"], h["attempt"], h["replica"]) for h in answer["history"][1:]
-        ]
-        print_table(out, ["WHEN", "OUTCOME", "ATTEMPT", "BY"], rows, right=["ATTEMPT"])
+def _waiting(row: Row, latest: Row | None, known: Explained | None, now: datetime) -> dict[str, Any]:
+    from gpustackd.store.change_sql import statements
+
+    outcome = known.outcome if known is not None else None
+    refusal = outcome if isinstance(outcome, NoFit) else None
+    reasons = [r.as_json() for r in refusal.reasons] if refusal is not None else row["reasons"]
+    pool = [s.as_json() for s in outcome.pool] if outcome is not None and outcome.pool else None
+    cures = refusal.cures if refusal is not None else Cure.ANY
+    again = row["next_attempt_at"]
+    if again is not None and datetime.fromisoformat(again) <= now:
+        again = None  # due since then: whoever has it in hand has not written yet
+    advice = known.advice if known is not None else None
+    misses = [m.as_json() | {"text": m.text} for m in advice.misses[:MISSES_SHOWN]] if advice else []
+    return {
+        "message": refusal.message if refusal is not None else row["state_message"],
+        "reasons": reasons,
+        "counts": _counts(reasons),
+        "pool": pool or (latest["pool"] if latest else None) or [],
+        "next_attempt_at": again,
+        "cures": [c.name.lower() for c in EVENTS if c in cures and c.name],
+        "tried_again": _events(cures),
+        "ahead": known.ahead if known is not None else None,
+        "fits_now": _parts(outcome) if isinstance(outcome, Placed) else None,
+        "nearest_miss": misses[0] if misses else None,
+        "misses": misses,
+        "suggestions": [
+            {**s.as_json(), "sql": statements(s.change.as_json())}
+            for s in (advice.suggestions if advice else ())
+        ],
+        "advised": advice is not None,
+    }
 
 
-def _show_placement(out: Console, placement: Row) -> None:
-    parts = [placement, *(s for s in as_list(placement["subordinates"]) if isinstance(s, Mapping))]
-    cards = sum(len(as_list(part.get("gpu_indexes"))) for part in parts)
-    on = "1 GPU" if cards == 1 else f"{cards} GPUs"
-    out.print(f"  holds {gib(placement['vram'])} of VRAM on {on} and {gib(placement['ram'])} of RAM")
-    if placement["decided_by"]:
-        out.print(
-            f"  decided by {placement['decided_by']} at {moment(placement['decided_at'])}", markup=False
+def _counts(reasons: Any) -> list[dict[str, Any]]:
+    """How many workers each reason holds for, as far as it counts any."""
+    found = []
+    for r in reasons if isinstance(reasons, list) else ():
+        params = r.get("params") if isinstance(r, Mapping) else None
+        if not isinstance(params, Mapping):
+            continue
+        count = params.get("dropped", params.get("workers"))
+        if isinstance(count, int) and not isinstance(count, bool):
+            found.append({"filter": r.get("filter"), "code": r.get("code"), "workers": count})
+    return found
+
+
+def _events(cures: Cure) -> str:
+    words = [text for cure, text in EVENTS.items() if cure in cures]
+    if not words:
+        return "at every rescan"
+    joined = words[0] if len(words) == 1 else f"{', '.join(words[:-1])}, or {words[-1]}"
+    return f"when {joined}; and at every rescan"
+
+
+def _parts(placed: Placed) -> list[dict[str, Any]]:
+    return [
+        {"worker": p.worker_name, "gpu_type": p.gpu_type, "gpu_indexes": list(p.gpu_indexes)}
+        for p in placed.placement.parts
+    ]
+
+
+def why_it_won(candidates: Sequence[Row]) -> str | None:
+    """Why the first of the candidates was taken, in a sentence."""
+    if not candidates:
+        return None
+    first = candidates[0]
+    name = first.get("worker", "?")
+    if len(candidates) == 1:
+        return f"{name} was the only place"
+    second = candidates[1]
+    best, next_best = first.get("score"), second.get("score")
+    if not isinstance(best, int | float) or not isinstance(next_best, int | float):
+        return None
+    ahead = round(best - next_best, 4)
+    other = second.get("worker", "?")
+    if ahead <= 0:
+        even = sum(c.get("score") == best for c in candidates)
+        return (
+            f"{name} and {even - 1} more have the same score: fewer hosts, then less memory booked, then the"
+            " instance's name decide"
         )
-    _show_pool(out, placement["pool"])
-    if placement["candidates"]:
-        out.print("\nThe best candidates, the first was taken:")
-        for n, candidate in enumerate(placement["candidates"], 1):
-            out.print(f"  {n}. {candidate_words(candidate)}", markup=False)
-
-
-def _show_waiting(out: Console, answer: Row) -> None:
-    waiting = answer["waiting"]
-    if answer["state_message"]:
-        for line in answer["state_message"].strip().splitlines():
-            out.print(f"  {line}", markup=False)
-    elif not answer["history"]:
-        out.print("  nobody has looked at it yet; is a daemon running? (`gpustackd run`)")
-        return
-    _show_pool(out, waiting["pool"])
-    if waiting["next_attempt_at"]:
-        out.print(f"\nTried again at {moment(waiting['next_attempt_at'])},", markup=False)
-        out.print(f"or {waiting['tried_again']}.")
-    else:
-        out.print(f"\nTried again {waiting['tried_again']}.")
-
-
-def _show_pool(out: Console, pool: Sequence[Row]) -> None:
-    if pool:
-        out.print("\nWorkers left after each filter:")
-        rows = [(f"  {s['filter']}", f"{s['kept']} of {s['total']}") for s in pool]
-        print_table(out, ["  FILTER", "LEFT"], rows, right=["LEFT"])
-
-
-def candidate_words(candidate: Row) -> str:
-    """One candidate of a decision record in a line: its worker, its score and what that is made of."""
-    gpus = candidate.get("gpus")
-    cards = "" if not gpus else " 1 GPU" if gpus == 1 else f" {gpus} GPUs"
-    parts = candidate.get("parts") or {}
-    made_of = ", ".join(f"{k} {v:g}" for k, v in parts.items() if isinstance(v, int | float))
-    score = candidate.get("score")
-    scored = f"  score {score:g}" if isinstance(score, int | float) else ""
-    layers = f"  {limit}" if (limit := candidate.get("limit")) else ""
-    return f"{candidate.get('worker', '?')}{cards}{scored}" + (f"  ({made_of})" if made_of else "") + layers
+    mine, theirs = first.get("parts") or {}, second.get("parts") or {}
+    gains = {
+        k: round(v - theirs.get(k, 0), 4)
+        for k, v in mine.items()
+        if isinstance(v, int | float) and isinstance(theirs.get(k, 0), int | float)
+    }
+    made_of = ", ".join(f"{k} {v:+g}" for k, v in sorted(gains.items(), key=lambda g: -g[1]) if v)
+    return f"{name} is {ahead:g} ahead of {other}" + (f" ({made_of})" if made_of else "")

@@ -112,6 +112,25 @@ def _joined(value: Any, mark: str) -> str:
     )
 
 
+def why(r: Row) -> str:
+    """The reason that holds for the most workers, else the first one; else the message itself."""
+    told = [
+        x for x in as_list(r["reasons"]) if isinstance(x, Mapping) and x.get("level", "reject") == "reject"
+    ]
+    if r["worker"] or not told:
+        lines = [line.strip().removeprefix("- ") for line in (r["state_message"] or "").splitlines()]
+        lines = [line for line in lines if line]
+        heading = len(lines) > 1 and lines[0].endswith(":")
+        return first_line(lines[1] if heading else lines[0] if lines else "")
+    return first_line(str(max(told, key=_held_for).get("text") or ""))
+
+
+def _held_for(reason: Row) -> int:
+    params = reason.get("params")
+    counts = [params.get(k) for k in ("dropped", "workers")] if isinstance(params, Mapping) else []
+    return max((c for c in counts if isinstance(c, int)), default=0)
+
+
 def first_line(text: str | None, limit: int = 90) -> str:
     """The beginning of a message, for a table."""
     line = (text or "").strip().splitlines()[0] if text and text.strip() else ""
@@ -156,7 +175,7 @@ _COLUMNS: Mapping[Kind, Sequence[Column]] = {
         ("MODEL", lambda r: r["model"]),
         ("STATE", lambda r: state(r["state"])),
         ("PLACE", place),
-        ("WHY", lambda r: first_line(r["state_message"])),
+        ("WHY", why),
     ],
 }
 

@@ -16,6 +16,7 @@ from gpustackd.placement.fit.manual import Candidate, Card, Selection, candidate
 from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.fit.seat import Choice
 from gpustackd.placement.names import gib, gib_number, some
+from gpustackd.placement.needs import needs
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
@@ -44,7 +45,10 @@ class HandPicked:
         """Every use of the selection that may be made, not scored yet."""
         selection, found = self.look(turn)
         allowed, over = self.allowed(found)
-        warnings = (self.over_commit_reason(allowed[0], selection.cards, "warning"),) if over else ()
+        warnings: tuple[Reason, ...] = ()
+        if over:
+            told = self.over_commit_reason(allowed[0], selection.cards, "warning")
+            warnings = (told, needs(self.search.demand, self.rules))
         return [Choice(c.seats, self.step, over_commit=over, warnings=warnings) for c in allowed]
 
     def look(self, turn: int) -> tuple[Selection, list[Candidate]]:

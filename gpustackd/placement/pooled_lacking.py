@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +51,12 @@ def problem(ask: Ask, found: InstanceType | None, size: int, pools: Pools, spec:
 
 
 def lacking(step: PooledCards, rows: Ints) -> tuple[list[Reason], Cure]:
-    """The first cause that applies on workers that passed every filter."""
+    """The first cause that applies on workers that passed every filter; each names the pool."""
+    found, cures = _causes(step, rows)
+    return [replace(r, params={"type": step.ask.type[:80], **r.params}) for r in found], cures
+
+
+def _causes(step: PooledCards, rows: Ints) -> tuple[list[Reason], Cure]:
     if step.pool.problem is not None:
         return [step.pool.problem], Cure.BACKENDS | Cure.MODEL
     if not len(rows):

@@ -18,14 +18,15 @@ from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.filters.foreign import held_by_others
 from gpustackd.placement.hand_picked import HandPicked
+from gpustackd.placement.needs import needs
 from gpustackd.placement.search import Search
-from gpustackd.placement.shortfall import needs, shortfall
+from gpustackd.placement.shortfall import shortfall
 
 LIMIT = 3500
 """Bytes of a message, so that the row and the log stay readable at any fleet size."""
 
-
-MEMORY = ("gpu_selector.in_use", "gpu_selector.overcommit")
+ROOM = tuple(f"gpu_selector.{c}" for c in ("in_use", "overcommit", "heterogeneous", "ram", "too_few"))
+"""Refusals of hand-picked GPUs where it matters how much the model needs."""
 
 
 def refuse(search: Search) -> NoFit:
@@ -42,7 +43,7 @@ def refuse(search: Search) -> NoFit:
     for step in search.ladder:
         if isinstance(step, HandPicked):  # workers that were never meant are no news
             reasons = step.reasons()
-            if any(r.code in MEMORY for r in reasons):
+            if any(r.code in ROOM for r in reasons):
                 reasons.insert(0, needs(search.demand, search.rules))
             reasons.extend([others] if others is not None else [])
             return answer(reasons, cures | Cure.CAPACITY | Cure.WORKER | Cure.MODEL, search.pool)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import UNKNOWN, Fleet, Ints
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement import barred
@@ -14,14 +13,13 @@ from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.fit.divisible import Indivisible
 from gpustackd.placement.fit.rules import Rules, Taking
-from gpustackd.placement.names import GIB, gib, gib_number, some
+from gpustackd.placement.names import gib, some
+from gpustackd.placement.needs import needs
 from gpustackd.placement.over_workers import OverWorkers
 from gpustackd.placement.search import Search
 
 SHOWN = 3
 BY_HAND = "; choosing GPUs by hand remains possible"
-
-_MOST = 2.0**62
 
 
 def shortfall(search: Search, rows: Ints) -> list[Reason]:
@@ -78,33 +76,6 @@ def _cpu(search: Search, rows: Ints) -> Reason:
     name = search.fleet.row(int(rows[at])).name
     text = f"without a GPU {gib(need)} of RAM are needed; the most is free on {name}: {gib(int(ram[at]))}"
     return _fit("cpu", text, worker=name, free_bytes=int(ram[at]), need_bytes=need)
-
-
-def needs(demand: Demand, rules: Rules) -> Reason:
-    """What the model asks for: the first line of every refusal for lack of room."""
-    v = rules.vram
-    text = f"The model needs {gib(v)} of GPU memory"
-    params: dict[str, Any] = {"vram_bytes": v, "vram_gib": gib_number(v)}
-    ram = max(rules.ram, rules.ram_static or 0)
-    if ram:
-        text += f" and {gib(ram)} of RAM"
-        params |= {"ram_bytes": ram, "ram_gib": gib_number(ram)}
-    u = max((*rules.share_of_type.values(), rules.share), default=0.0)
-    if u > 0 and rules.taking is Taking.SHARE:
-        # MindIE's figure follows from the need as it is shown, to two decimals
-        shown = gib_number(v) * GIB if rules.addresses else v
-        total = int(min(shown / u, _MOST))  # a share next to nothing asks for more than can be counted
-        text += f"; at {rules.share_flag} {u:g} that is {gib(total)} of cards, {int(u * 100)} % of each"
-        params |= {
-            "flag": rules.share_flag,
-            "share": u,
-            "total_bytes": total,
-            "per_gpu_percent": int(u * 100),
-        }
-    if rules.gpu_count:
-        text += f", on {rules.gpu_count} GPU{'s' if rules.gpu_count > 1 else ''}"
-        params["gpu_count"] = rules.gpu_count
-    return Reason("fit.needs", "fit", text, params, "info")
 
 
 def _closed(fleet: Fleet, rows: Ints) -> Reason:

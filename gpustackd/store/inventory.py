@@ -74,7 +74,8 @@ SELECT c.id, c.name,
  ORDER BY c.name, c.id"""
 
 _INSTANCES = """
-SELECT i.id, i.name, m.name AS model, i.state, i.state_message, i.worker_name AS worker, i.gpu_type,
+SELECT i.id, i.name, m.name AS model, i.model_id, i.state, i.state_message, i.worker_name AS worker,
+       i.gpu_type,
        coalesce(i.gpu_indexes, '[]') AS gpu_indexes,
        coalesce(k.vram, 0) AS vram, coalesce(k.ram, 0) AS ram,
        coalesce(i.distributed_servers -> 'subordinate_workers', '[]') AS subordinates,
@@ -90,6 +91,10 @@ SELECT i.id, i.name, m.name AS model, i.state, i.state_message, i.worker_name AS
 _DECISIONS = """
 SELECT placement_epoch, attempt, replica, outcome, pool, candidates, reasons, duration_ms, created_at
   FROM scheduling_decisions WHERE instance_id = $1 ORDER BY id DESC LIMIT $2"""
+
+_HOLDERS = """
+SELECT i.id, i.name, i.model_id, m.name AS model, coalesce(i.priority, m.priority) AS priority
+  FROM model_instances i JOIN models m ON m.id = i.model_id WHERE i.worker_id IS NOT NULL"""
 
 _QUERIES: Mapping[str, str] = {
     "clusters": _CLUSTERS,
@@ -159,6 +164,10 @@ class Inventory:
     async def decisions(self, instance_id: int, limit: int = 10) -> list[Row]:
         """The newest decision records of an instance, newest first."""
         return [plain(r) for r in await self.connection.fetch(_DECISIONS, instance_id, limit)]
+
+    async def holders(self) -> list[Row]:
+        """Every instance that has a place: id, name, model, model_id, priority."""
+        return [dict(r) for r in await self.connection.fetch(_HOLDERS)]
 
     async def counts(self) -> dict[str, int]:
         """Instances by state; states that nobody is in are left out."""

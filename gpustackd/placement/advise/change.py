@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gpustackd.domain.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.domain.rows import Booking, GpuRow, WorkerRow
+from gpustackd.domain.rows import GpuRow, WorkerRow
 from gpustackd.placement.names import gib, some
 
 Undo = Callable[[], None]
@@ -109,7 +109,7 @@ class OpenGpus:
         return {"kind": self.kind.value, "worker": self.worker, "gpus": cards}
 
     def make(self, fleet: Fleet) -> Undo:
-        before = [fleet.gpu_rows[g.id] for g in self.gpus]
+        before = [gpu_now(fleet, g.id) for g in self.gpus]
         for row in before:
             w = fleet.position[row.worker_id]
             fleet.put_gpu(replace(row, schedulable=True, open=bool(fleet.ready[w])))
@@ -141,8 +141,7 @@ class ReadyWorker:
 
     def make(self, fleet: Fleet) -> Undo:
         w = fleet.position[self.worker_id]
-        worker = fleet.row(w)
-        gpus = [fleet.gpu_rows[int(g)] for g in fleet.gpu_id[w] if g]
+        worker, gpus = worker_now(fleet, w), gpus_now(fleet, w)
         fleet.put_worker(replace(worker, state="READY"))
         _put_gpus(fleet, [replace(g, open=g.schedulable) for g in gpus])
 
@@ -269,8 +268,8 @@ def give_back(fleet: Fleet, instance_id: int) -> Undo:
     held = list(fleet.by_instance.get(instance_id, ()))
     workers = {b.worker_id for b in held if b.worker_id in fleet.position}
     positions = {i: fleet.position[i] for i in workers}
-    rows = {i: fleet.row(w) for i, w in positions.items()}
-    gpus = {b.gpu_id: fleet.gpu_rows[b.gpu_id] for b in held if b.gpu_id in fleet.gpu_rows}
+    rows = {i: worker_now(fleet, w) for i, w in positions.items()}
+    gpus = {b.gpu_id: gpu_now(fleet, b.gpu_id) for b in held if b.gpu_id in fleet.gpu_rows}
     fleet.remove_instance(instance_id)
     for gpu_id, gpu in gpus.items():
         mine = sum(b.vram for b in held if b.gpu_id == gpu_id)
@@ -293,8 +292,7 @@ def give_back(fleet: Fleet, instance_id: int) -> Undo:
 def more_free(fleet: Fleet, worker_id: int, vram: int, ram: int) -> Undo:
     """Have a worker as if up to `vram` bytes more of each card were free, and `ram` of its RAM."""
     w = fleet.position[worker_id]
-    worker = fleet.row(w)
-    gpus = [fleet.gpu_rows[int(g)] for g in fleet.gpu_id[w] if g]
+    worker, gpus = worker_now(fleet, w), gpus_now(fleet, w)
     _put_gpus(fleet, [replace(g, vram_allocated=max(g.vram_allocated - vram, 0)) for g in gpus])
     pool = ram + (vram * len(gpus) if worker.unified_memory else 0)
     fleet.put_worker(replace(worker, ram_allocated=max(worker.ram_allocated - pool, 0)))
@@ -306,9 +304,30 @@ def more_free(fleet: Fleet, worker_id: int, vram: int, ram: int) -> Undo:
     return undo
 
 
-def bookings_of(fleet: Fleet, worker_id: int) -> list[Booking]:
-    """Ledger rows on a worker."""
-    return list(fleet.bookings.get(worker_id, {}).values())
+def gpu_now(fleet: Fleet, gpu_id: int) -> GpuRow:
+    """A GPU's row with what is booked on it by now."""
+    place = fleet.slot[gpu_id]
+    return replace(
+        fleet.gpu_rows[gpu_id],
+        vram_allocated=int(fleet.vram_allocated[place]),
+        over_committed=bool(fleet.gpu_over[place]),
+        version=int(fleet.gpu_version[place]),
+    )
+
+
+def gpus_now(fleet: Fleet, w: int) -> list[GpuRow]:
+    """The GPUs of a worker position, as `gpu_now`."""
+    return [gpu_now(fleet, int(g)) for g in fleet.gpu_id[w] if g]
+
+
+def worker_now(fleet: Fleet, w: int) -> WorkerRow:
+    """A worker's row with what is booked on it by now."""
+    return replace(
+        fleet.row(w),
+        ram_allocated=int(fleet.ram_allocated[w]),
+        over_committed=bool(fleet.worker_over[w]),
+        version=int(fleet.worker_version[w]),
+    )
 
 
 def card_columns(row: GpuRow) -> dict[str, Any]:

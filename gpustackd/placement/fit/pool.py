@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from gpustackd.domain.backend_parameters import COLUMN as COLUMN_OF_FLAGS
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit import mindie, sglang, vllm
-from gpustackd.placement.fit.rules import Rules, Taking, World, divisors
+from gpustackd.placement.fit.divisible import Divisors
+from gpustackd.placement.fit.mindie_world import check_model
+from gpustackd.placement.fit.rules import Rules, Taking, World, divisors, positive
 
 COLUMN = "gpu_type_selector"
 PROFILE = "accelerator_partitioned_profile"
@@ -69,6 +72,9 @@ def rules(demand: Demand, compat: bool) -> Rules:
     """Raises BadRow where the selector cannot be used."""
     spec, need = demand.spec, demand.need
     ask = ask_of(demand, compat)
+    divides = divisors(demand, vision=_splits_vision(demand, ask.backend, compat))
+    if not compat:
+        _check_tp(demand, ask.backend, divides)
     return Rules(
         engine=demand.engine,
         vram=need.vram or 0,
@@ -79,7 +85,7 @@ def rules(demand: Demand, compat: bool) -> Rules:
         gpu_count=ask.cards if ask.whole and ask.cards > 1 else 0,
         pool=ask,
         unchanged=ask.whole,
-        divisors=divisors(demand, vision=ask.backend in (Engine.VLLM, Engine.SGLANG)),
+        divisors=divides,
         distributed=spec.distributed_inference_across_workers is not False,
         mode="initialize_later" if ask.backend is not Engine.CUSTOM else None,
         replicas=1 if spec.replicas is None else spec.replicas,
@@ -167,6 +173,26 @@ def _world(demand: Demand, compat: bool) -> World | None:
     if backend == "MindIE":
         return mindie.world_of(demand, compat).found
     return None
+
+
+def _splits_vision(demand: Demand, backend: Engine, compat: bool) -> bool:
+    """Whether the engine splits the vision part with the rest, by its own flags (selectors spec 6.1)."""
+    parameters = parse(demand.spec.backend_parameters, first_wins=compat)
+    if backend is Engine.VLLM:
+        return vllm.splits_vision(demand, parameters, compat)
+    return backend is Engine.SGLANG and not parameters.flag("language-only")
+
+
+def _check_tp(demand: Demand, backend: Engine, divides: Divisors) -> None:
+    """Raises BadRow where the model cannot be split by the sizes that its flags give."""
+    if backend is Engine.MINDIE:
+        check_model(mindie.world_of(demand, compat=False), demand.facts.hyper)
+        return
+    flags = {Engine.VLLM: vllm.TP, Engine.SGLANG: sglang.TP}.get(backend)
+    tp = positive(parse(demand.spec.backend_parameters), flags) if flags else None
+    complaint = divides.complaint(tp or 0)
+    if flags and complaint is not None:
+        raise BadRow(COLUMN_OF_FLAGS, f"--{flags[0]} {tp}: {complaint}", "change the tensor-parallel size")
 
 
 # -- which device belongs to the pool ------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """`explain` as data and as text, from rows as the inventory gives them."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_placed_instance_shows_its_place_and_what_it_was_chosen_over(
 def test_a_waiting_instance_shows_reasons_pool_and_when_it_is_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    answer = explanation(WAITING, [decision("NO_FIT")])
+    answer = explanation(WAITING, [decision("NO_FIT")], now=datetime(2026, 1, 1, tzinfo=UTC))
     assert answer["placement"] is None
     assert answer["waiting"]["reasons"] == WAITING["reasons"]
     text = text_of(answer, capsys)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpustackd.cli.explain import show
-from gpustackd.cli.get import _COLUMNS, _MORE, Kind, place
+from gpustackd.cli.explain_text import show
+from gpustackd.cli.get import _COLUMNS, _MORE, Kind, place, why
 from gpustackd.cli.output import console
 
 STRANGE = [5, "words", True, {"a": 1}, [5, None], [{}], None, ["x" * 1000]]
@@ -35,3 +35,24 @@ def test_a_place_in_any_shape_is_shown(value: Any) -> None:
         "candidates": [],
     }
     show(console(), {"name": "i", "model": "m", "state": "RUNNING", "placement": placement, "history": []})
+
+
+def test_the_column_why_tells_the_reason_that_holds_for_most_workers() -> None:
+    row = {
+        "worker": None,
+        "state_message": "No place among 13 workers:\n- 1 worker is MAINTENANCE (a)\n- 12 are full",
+        "reasons": [
+            {
+                "code": "status",
+                "level": "reject",
+                "text": "1 worker is MAINTENANCE (a)",
+                "params": {"dropped": 1},
+            },
+            {"code": "needs", "level": "info", "text": "The model needs much"},
+            {"code": "fit", "level": "reject", "text": "12 are full", "params": {"workers": 12}},
+        ],
+    }
+    assert why(row) == "12 are full"
+    assert why({**row, "reasons": []}) == "1 worker is MAINTENANCE (a)"
+    assert why({**row, "reasons": "no list"}) == "1 worker is MAINTENANCE (a)"
+    assert why({**row, "reasons": [], "state_message": None}) == ""

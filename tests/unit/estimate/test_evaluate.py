@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,21 +9,25 @@ import pytest
 from gpustackd.errors import ModelUnreadable
 from gpustackd.estimate.evaluate import evaluate, evaluation_key
 from gpustackd.estimate.gpus_per_replica import gpus_per_replica
-from tests.specs import FIXTURES, a_model, facts, known_models
+from tests import peer_cases as peer
+from tests.specs import a_model, facts, known_models
 
 KNOWN = known_models()
-CASES = [json.loads(line) for line in (FIXTURES / "peer-cases.jsonl").read_text().splitlines()]
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 T5 = "google-t5/t5-base"
 
 
 def of_area(area: str) -> list[Any]:
-    return [pytest.param(c, id=c["id"]) for c in CASES if c["area"] == area]
+    return [pytest.param(c, id=c["id"]) for c in peer.cases(area)]
+
+
+def known(ref: str | None) -> dict[str, Any]:
+    return KNOWN.get(ref or "", {})
 
 
 @pytest.mark.parametrize("case", of_area("evaluate"))
 def test_the_peers_cases_are_judged_as_the_peer_does(case: dict[str, Any]) -> None:
-    if "same_spec_for_owners" in case.get("inputs", {}):
+    if "same_spec_for_owners" in (case.get("inputs") or {}):
         keys = [
             evaluation_key(a_model(owner=str(o) if o else None))
             for o in case["inputs"]["same_spec_for_owners"]
@@ -32,10 +35,12 @@ def test_the_peers_cases_are_judged_as_the_peer_does(case: dict[str, Any]) -> No
         assert len(set(keys)) == case["expect"]["distinct_cache_keys"]
         assert evaluation_key(a_model(id=9, version=4, owner="7")) == evaluation_key(a_model(owner="7"))
         return
-    columns = {k: v for k, v in case["model"].items() if k != "config_ref"}
-    config = KNOWN[case["model"]["config_ref"]]["hf_config"]
-    remote = case.get("inputs", {}).get("needs_remote_code", False)
-    found = evaluate(a_model(**columns), facts(1, config), needs_remote_code=remote)
+    columns = {k: v for k, v in case["model"].items() if k not in ("config_ref", "config")}
+    model = known(case["model"].get("config_ref"))
+    config = case["model"].get("config") or model.get("hf_config")
+    read = facts(1, config, is_diffusers=model.get("diffusers", False))
+    remote = (case.get("inputs") or {}).get("needs_remote_code", False)
+    found = evaluate(a_model(**columns), read, needs_remote_code=remote)
     expect = case["expect"]
     assert found.accepted is expect.get("accepted", expect.get("compatible"))
     if "reason" in expect:

@@ -23,17 +23,7 @@ from tests import peer_cases as peer
 AREAS = ("selector.vllm", "selector.sglang", "selector.mindie", "selector.vgpu", "selector.custom")
 
 
-def cases() -> list[dict[str, Any]]:
-    """The cases of our areas; where the peer's test went to the custom selector directly, the model's
-    backend says so here."""
-    found = peer.cases(*AREAS)
-    for case in found:
-        if case["area"] == "selector.custom" and not case["model"].get("backend"):
-            case["model"]["backend"] = "Custom"
-    return found
-
-
-CASES = cases()
+CASES = peer.cases(*AREAS)
 
 DIFFERENCES = {
     "vram_utilization": "selectors.2.vram_utilization",

@@ -332,3 +332,27 @@ def test_a_slice_is_decided_on_what_earlier_decisions_took():
         assert kept == ask(on, half(30), name=f"m-{n}", n=n, policy=known)
         on.assume(kept.placement, n, 1)
     refused(on, half(30), n=12, policy=known, memo=memo)
+
+
+def test_parts_over_workers_divide_a_vision_part_that_is_loaded():
+    on = fleet("3x1xA100-80")
+    for flags, hosts in (((), 0), (("--language-model-only",), 3)):
+        wanted = half(100, *flags, heads=96)
+        hyper = replace(wanted.facts.hyper, vision_heads=16)
+        wanted = replace(wanted, facts=replace(wanted.facts, hyper=hyper))
+        if hosts:
+            assert len(place(on, wanted, policy=policy()).parts) == hosts
+        else:
+            assert "4 parts are needed" in refused(on, wanted, policy=policy()).message
+
+
+@pytest.mark.parametrize(
+    ("backend", "flags"),
+    [("vLLM", ["--tensor-parallel-size=3"]), ("SGLang", ["--tp-size=3"]), ("MindIE", ["-tp", "32"])],
+)
+def test_a_tensor_parallel_size_that_does_not_divide_the_model_is_refused_for_pools_too(backend, flags):
+    heads = 16 if backend == "MindIE" else 64
+    wanted = asking(30, *flags, selector={MEMORY: 50}, heads=heads, backend=backend)
+    said = refused(fleet("4x8xA100-80"), wanted, policy=policy()).message
+    assert f"{heads}" in said
+    assert "cannot be split evenly" in said

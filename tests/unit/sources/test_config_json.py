@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from gpustackd.errors import ModelUnreadable
 from gpustackd.sources.config_json import hyper_parameters, max_sequence_length, vision_heads
-from tests.specs import FIXTURES, known_models
+from tests import peer_cases as peer
+from tests.specs import known_models
 
 KNOWN = known_models()
-CASES = [json.loads(line) for line in (FIXTURES / "peer-cases.jsonl").read_text().splitlines()]
+CASES = peer.cases("config_parse")
 NAMES = {
     "derived_max_seq_len": "max_sequence_length", "is_multimodel": "is_multimodal",
     "vision_num_attention_heads": "vision_heads",
@@ -27,7 +27,7 @@ def test_public_models_are_read_as_the_peer_reads_them(name: str) -> None:
         assert (list(value) if isinstance(value, tuple) else value) == expected, key
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c["id"]) for c in CASES if c["area"] == "config_parse"])
+@pytest.mark.parametrize("case", [pytest.param(c, id=c["id"]) for c in CASES])
 def test_the_peers_cases_of_nested_heads(case: dict[str, Any]) -> None:
     found = hyper_parameters(case["inputs"]["config"])
     for key, expected in case["expect"].items():

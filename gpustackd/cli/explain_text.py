@@ -1,0 +1,115 @@
+"""The answer of `gpustackd explain` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from gpustackd.cli.get import as_list
+from gpustackd.cli.output import gib, moment, print_table, state
+
+Row = Mapping[str, Any]
+
+
+def show(out: Console, answer: Row) -> None:
+    """The answer as `explain.explanation` makes it, in lines."""
+    out.print(f"{answer['name']}, an instance of {answer['model']}, is ", end="", markup=False)
+    out.print(state(answer["state"]), end="")
+    if answer["placement"]:
+        out.print(f" on {answer['placement']['place']}", markup=False)
+        _show_placement(out, answer["placement"])
+    else:
+        out.print()
+        _show_waiting(out, answer)
+    if len(answer["history"]) > 1:
+        out.print("\nBefore, newest first:")
+        rows = [
+            (moment(h["created_at"]), h["outcome"], h["attempt"], h["replica"]) for h in answer["history"][1:]
+        ]
+        print_table(out, ["WHEN", "OUTCOME", "ATTEMPT", "BY"], rows, right=["ATTEMPT"])
+
+
+def _show_placement(out: Console, placement: Row) -> None:
+    parts = [placement, *(s for s in as_list(placement["subordinates"]) if isinstance(s, Mapping))]
+    cards = sum(len(as_list(part.get("gpu_indexes"))) for part in parts)
+    on = "1 GPU" if cards == 1 else f"{cards} GPUs"
+    out.print(f"  holds {gib(placement['vram'])} of VRAM on {on} and {gib(placement['ram'])} of RAM")
+    if placement["decided_by"]:
+        out.print(
+            f"  decided by {placement['decided_by']} at {moment(placement['decided_at'])}", markup=False
+        )
+    _show_pool(out, placement["pool"])
+    if placement["candidates"]:
+        out.print("\nThe best candidates, the first was taken:")
+        for n, candidate in enumerate(placement["candidates"], 1):
+            out.print(f"  {n}. {candidate_words(candidate)}", markup=False)
+        if placement["won"]:
+            out.print(f"  {placement['won']}", markup=False)
+
+
+def _show_waiting(out: Console, answer: Row) -> None:
+    waiting = answer["waiting"]
+    if waiting["fits_now"]:
+        places = [f"{p['worker']} {p['gpu_type'] or 'cpu'}:{_indexes(p)}" for p in waiting["fits_now"]]
+        out.print(f"  it would fit now, on {' + '.join(places)}", markup=False)
+    elif waiting["message"]:
+        for line in waiting["message"].strip().splitlines():
+            out.print(f"  {line}", markup=False)
+    if not waiting["message"] or waiting["fits_now"]:
+        if not answer["history"]:
+            out.print("  nobody has looked at it yet; is a daemon running? (`gpustackd run`)")
+        if not waiting["fits_now"]:
+            return
+    _show_pool(out, waiting["pool"])
+    for n, miss in enumerate(waiting["misses"]):
+        out.print(f"{'Nearest miss: ' if not n else '         then: '}{miss['text']}",
+                  markup=False)  # fmt: skip
+    _show_suggestions(out, waiting)
+    if waiting["ahead"]:
+        count = waiting["ahead"]
+        out.print(f"\n{count} instance{'s' if count > 1 else ''} that wait{'' if count > 1 else 's'} come"
+                  f"{'' if count > 1 else 's'} before it in the queue.")  # fmt: skip
+    if waiting["next_attempt_at"]:
+        out.print(f"\nTried again at {moment(waiting['next_attempt_at'])},", markup=False)
+        out.print(f"or {waiting['tried_again']}.")
+    else:
+        out.print(f"\nTried again {waiting['tried_again']}.")
+
+
+def _show_suggestions(out: Console, waiting: Row) -> None:
+    if waiting["suggestions"]:
+        out.print("\nAny one of these would do, the least first (each was decided with):")
+        for n, one in enumerate(waiting["suggestions"], 1):
+            out.print(f"  {n}. {one['text']}", markup=False)
+            out.print(f"     it would go to {_where(one['placement'])}", markup=False, style="dim")
+    elif waiting["advised"]:
+        out.print("\nNo single change that was tried would do.")
+
+
+def _where(parts: Sequence[Row]) -> str:
+    return " + ".join(f"{p['worker']} {p['gpu_type'] or 'cpu'}:{_indexes(p)}" for p in parts)
+
+
+def _indexes(part: Row) -> str:
+    return ",".join(str(i) for i in part["gpu_indexes"]) or "-"
+
+
+def _show_pool(out: Console, pool: Sequence[Row]) -> None:
+    if pool:
+        out.print("\nWorkers left after each filter:")
+        rows = [(f"  {s['filter']}", f"{s['kept']} of {s['total']}") for s in pool]
+        print_table(out, ["  FILTER", "LEFT"], rows, right=["LEFT"])
+
+
+def candidate_words(candidate: Row) -> str:
+    """One candidate of a decision record in a line: its worker, its score and what that is made of."""
+    gpus = candidate.get("gpus")
+    cards = "" if not gpus else " 1 GPU" if gpus == 1 else f" {gpus} GPUs"
+    parts = candidate.get("parts") or {}
+    made_of = ", ".join(f"{k} {v:g}" for k, v in parts.items() if isinstance(v, int | float))
+    score = candidate.get("score")
+    scored = f"  score {score:g}" if isinstance(score, int | float) else ""
+    layers = f"  {limit}" if (limit := candidate.get("limit")) else ""
+    return f"{candidate.get('worker', '?')}{cards}{scored}" + (f"  ({made_of})" if made_of else "") + layers

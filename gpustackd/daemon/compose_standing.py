@@ -1,0 +1,35 @@
+"""Composition of what asks "what if": the real reader of models and prober of paths, around one moment."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from time import monotonic
+
+from gpustackd.daemon.configure import policy, reader_options, usage_fresh, worker_token
+from gpustackd.daemon.path_probe import PROBE_CONNECT, PROBE_TOTAL, PathProbe
+from gpustackd.daemon.standing import Standing
+from gpustackd.daemon.surroundings import Surroundings
+from gpustackd.ports import Store
+from gpustackd.settings import Settings
+from gpustackd.sources.reader import Reader
+from gpustackd.sources.worker_files import WorkerFiles
+
+
+@asynccontextmanager
+async def standing_on(
+    store: Store, settings: Settings, *, measured_by: Store | None = None
+) -> AsyncIterator[Standing]:
+    """What a daemon with these settings would know of a store. `measured_by`: the store that knows what
+    others hold on cards, where that is another one. Raises DatabaseUnavailable."""
+    async with AsyncExitStack() as stack:
+        around = Surroundings()
+        models = await stack.enter_async_context(
+            Reader(reader_options(settings), hosts=around.hosts, known_size=around.known_size)
+        )
+        files = WorkerFiles(worker_token(settings), total=PROBE_TOTAL, connect=PROBE_CONNECT)
+        stack.push_async_callback(files.aclose)
+        fresh = usage_fresh(settings)
+        foreign = None if fresh is None else await (measured_by or store).foreign_memory(fresh)
+        paths = PathProbe(files, around, monotonic)
+        yield await Standing.of(store, models, policy(settings), around, paths, foreign=foreign)
