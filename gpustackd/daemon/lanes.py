@@ -84,8 +84,9 @@ class Item:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Lowest for the one to work on first: highest priority, then oldest, then id."""
-        return (-self.priority, self.created, self.id)
+        """Lowest for the one to work on first: highest priority, then oldest. Instances of one statement are
+        of one age: those of one model follow each other, so that what is worked out for one serves all."""
+        return (-self.priority, self.created, self.model_id, self.id)
 
     @property
     def worth(self) -> tuple[float, ...]:

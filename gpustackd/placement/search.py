@@ -30,6 +30,7 @@ from gpustackd.placement.policy import Policy
 from gpustackd.placement.score.besides import Besides
 from gpustackd.placement.score.guarded import GuardedScorer
 from gpustackd.placement.score.rating import EPSILON, Floats, Rating
+from gpustackd.placement.standing import Standing
 from gpustackd.placement.tiers import CpuOnly, ManyGpus, OneGpu
 
 SHARED_ROWS = 512
@@ -88,6 +89,8 @@ class Search(Rating):
         """Rises whenever the filters let other workers through."""
         self.cut = False
         """Whether a step of the last search ended for its budget."""
+        self.standing: Standing | None = None
+        """The last ranking, where the next instance may go on from it."""
         self._pool: tuple[PoolStep, ...] | None = None
 
     def _ladder(self) -> tuple[Step, ...]:
@@ -145,7 +148,7 @@ class Search(Rating):
         """Keep nothing that was worked out while a filter or scorer failed, or for another mix of demands."""
         if self.faults:
             self.faults.clear()
-            self._size = 0
+            self._size, self.standing = 0, None
         self._cards = None
         self.scorer = replace(self.scorer, mix=self.policy.mix)
         self.ladder = self._ladder()
@@ -196,14 +199,22 @@ class Search(Rating):
 
     def best(self, turn: int) -> Choice | None:
         """The best place of the first step that has one."""
+        self.cut = False
+        stands, self.standing = self.standing, None
+        if stands is not None and stands.holds(self):
+            self.standing = stands
+            return stands.tier.next_of(stands, turn)
         self.refresh()
         if self.first_fit:
             turn = 0
-        self.cut = False
-        for tier in self.ladder:
+        for n, tier in enumerate(self.ladder):
             found = tier.choose(turn)
             self.cut |= getattr(tier, "cut", False)
             if found is not None:
+                if n and not all(getattr(t, "hopeless", bool)() for t in self.ladder[:n]):
+                    self.standing = None  # room on one worker may bring an earlier step back
+                if self.faults:
+                    self.standing = None
                 return found
         return None
 

@@ -19,6 +19,7 @@ from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.fit.seat import Choice, Seat, seat_of
 from gpustackd.placement.score.rating import BEST, EPSILON, Floats
 from gpustackd.placement.score.strategy import Scorer
+from gpustackd.placement.standing import Standing, standing
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
@@ -140,7 +141,20 @@ class OneWorkerTier(Tier):
             return None
         scores, parts = self.rank(idx)
         ties = self.search.ties(idx, scores, self.booked[idx])
-        at = int(ties[turn % len(ties)])
+        self.search.standing = stands = standing(self, idx, scores, parts, ties)
+        if stands is not None:
+            return self.next_of(stands, turn)
+        return self._choice(idx, scores, parts, int(ties[turn % len(ties)]), ties.tolist(), turn)
+
+    def next_of(self, stands: Standing, turn: int) -> Choice:
+        """The choice for `turn` out of a ranking that still stands."""
+        ties = list(stands.ties)
+        at = stands.take(turn)
+        return self._choice(stands.idx, stands.scores, stands.parts, at, ties, turn)
+
+    def _choice(
+        self, idx: Ints, scores: Floats, parts: Mapping[str, Floats], at: int, ties: list[int], turn: int
+    ) -> Choice:
         return Choice(
             (self.seat(int(idx[at]), turn // len(ties)),),
             self.step,
@@ -154,11 +168,11 @@ class OneWorkerTier(Tier):
         return self.search.rank(idx, self.value[idx])
 
     def _best(
-        self, idx: Ints, scores: Floats, parts: Mapping[str, Floats], first: int, ties: Ints
+        self, idx: Ints, scores: Floats, parts: Mapping[str, Floats], first: int, ties: list[int]
     ) -> tuple[Mapping[str, object], ...]:
         """Records of the choice and of the next best ones."""
         if len(ties) >= BEST:
-            rest = ties[:BEST].tolist()
+            rest = ties[:BEST]
         elif len(idx) <= BEST:
             rest = list(range(len(idx)))
         else:

@@ -89,6 +89,12 @@ SELECT i.id, i.name, i.model_id, i.placement_epoch, i.attempts, coalesce(i.prior
  ORDER BY priority DESC, i.created_at, i.id LIMIT $1"""
 
 
+# No flush is waited for: a claim that a crash of the server loses is lost with all that would have followed from
+# it (the flush of a placement's commit takes the claim before it along), and the row waits as before.
+_CLAIM = """
+SELECT c.* FROM (SELECT set_config('synchronous_commit', 'off', true)) s, gpustackd_claim($1, $2, $3, $4) c"""
+
+
 class PostgresStore:
     """`ports.Store` over asyncpg. Open with `async with await PostgresStore.open(url, size)`."""
 
@@ -262,7 +268,7 @@ class PostgresStore:
 
     async def claim(self, owner: UUID, wanted: Sequence[tuple[int, int]], lease: float) -> Sequence[Claim]:
         rows = await self._fetch(
-            "SELECT * FROM gpustackd_claim($1, $2, $3, $4)",
+            _CLAIM,
             owner,
             [w[0] for w in wanted],
             [w[1] for w in wanted],

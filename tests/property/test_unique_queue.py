@@ -40,7 +40,7 @@ class Record:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        return (-self.priority, self.created, self.id)
+        return (-self.priority, self.created, self.id % 3, self.id)
 
     def is_of(self, models: set[int] | None) -> bool:
         return models is None or self.model in models
