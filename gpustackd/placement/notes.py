@@ -7,30 +7,13 @@ that would only prefer another correct placement is an opt-in setting (`PREFER`,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from gpustackd.placement.note import Kind, Note
+from gpustackd.placement.notes_choosing import (
+    CHOOSING,
+    PREFER_DOMINANT_RESOURCE,
+    PREFER_MEAN_OVER_GPUS,
+)
 
-
-class Kind(Enum):
-    """What a note is to us."""
-
-    MEND = "mend"
-    PREFER = "prefer"
-    LATER = "later"
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """`code` is spec, section and subject; `where` the module that follows it, or the setting."""
-
-    code: str
-    kind: Kind
-    what: str
-    where: str = ""
-
-
-PREFER_MEAN_OVER_GPUS = "prefer_mean_over_gpus"
-PREFER_DOMINANT_RESOURCE = "prefer_dominant_resource"
 PREFER_DRAFT_WEIGHTS = "prefer_draft_weights"
 PREFERENCES = (PREFER_MEAN_OVER_GPUS, PREFER_DOMINANT_RESOURCE, PREFER_DRAFT_WEIGHTS)
 """Settings that switch preferences on, as `GPUSTACKD_` names in lower case."""
@@ -314,70 +297,5 @@ NOTES: tuple[Note, ...] = (
     Note("gguf.11.index_order", _M, "GPUs in the order of their indexes, the split with them", "gguf_tiers"),
     Note("gguf.12.records", _M, "one structured reason for each way, all kept", "gguf_lacking"),
     Note("gguf.12.unsized", _M, "nothing is placed on a claim of zero", "fit.gguf"),
-    # -- scorers
-    Note("scorers.P1", _M, "mean, not sum, over subordinates", "score.strategy"),
-    Note("scorers.P2", _L, "count instances, not cards, per worker"),
-    Note(
-        "scorers.P3",
-        _P,
-        "mean over GPUs in place of the best one",
-        f"GPUSTACKD_{PREFER_MEAN_OVER_GPUS.upper()}",
-    ),
-    Note("scorers.P4", _M, "every scorer stays within its maximum", "score.strategy"),
-    Note(
-        "scorers.P5",
-        _P,
-        "the scarcer of RAM and VRAM decides",
-        f"GPUSTACKD_{PREFER_DOMINANT_RESOURCE.upper()}",
-    ),
-    Note("scorers.P6", _P, "whole cards are kept whole", "placement_strategy: fragmentation"),
-    Note("scorers.P7", _M, "unknown is 0, one bad row stops nobody", "score.strategy"),
-    Note("scorers.P8", _L, "GPU interconnect of several cards"),
-    Note("scorers.P9", _M, "even scores: fewer hosts, less booked, then the name", "tie"),
-    Note("scorers.4.bytes", _L, "bytes still to download"),
-    # -- filters
-    Note("filters.D1", _M, "every dropped worker is known by filter and code", "filters.chain"),
-    Note("filters.D2", _M, "an emptied pool says what else would fail", "filters.chain"),
-    Note("filters.D3", _M, "warnings of an over-committing choice stay with the placement", "hand_picked"),
-    Note("filters.D4", _M, "no cluster means any cluster", "filters.cluster"),
-    Note("filters.D6", _M, "In, NotIn, Exists, DoesNotExist, preferred terms", "filters.labels"),
-    Note("filters.D7", _M, "states and names of workers that are not ready", "filters.status"),
-    Note(
-        "filters.D8",
-        _M,
-        "a local path is looked for wherever the model may go; known files first, silence is no absence",
-        "filters.local_path",
-    ),
-    Note(
-        "filters.W1",
-        _M,
-        "the image is looked up as the worker does: no image newer than the host's major version",
-        "filters.framework_verdict",
-    ),
-    Note("filters.W2", _M, "the CPU architecture is part of the match", "filters.framework_verdict"),
-    Note("filters.W3", _M, "a mixed host offers only the cards that the engine runs on", "filters.framework"),
-    Note(
-        "filters.W4", _M, "a version for `cpu` admits no card, one for `any` admits all", "filters.framework"
-    ),
-    Note(
-        "filters.W5",
-        _M,
-        "an Ascend chip with an unknown name is dropped; one that is not reported is taken for the 910b",
-        "filters.framework_verdict",
-    ),
-    Note("filters.W6", _M, "versions are equal as PEP 440 has it; ranges", "filters.versions"),
-    Note(
-        "filters.W7",
-        _M,
-        "registered versions are added to the catalogue and never replace it",
-        "filters.framework_verdict",
-    ),
-    Note(
-        "filters.W8", _M, "a GGUF file without a backend goes anywhere, as Custom does", "filters.framework"
-    ),
-    Note("filters.W9", _M, "a router is not held to the engine's images", "filters.framework"),
-    Note(
-        "filters.W10", _M, "backends are read when they change, answers are kept", "filters.framework_verdict"
-    ),
-    Note("filters.3.3.blank_pin", _M, "a blank version is told as no version", "domain.model_spec"),
+    *CHOOSING,
 )

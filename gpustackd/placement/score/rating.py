@@ -63,7 +63,7 @@ class Rating:
         slots: list[int] = []
         counts: list[int] = []
         here = rows.tolist()
-        if len(workers) < len(here):  # rows are in order
+        if len(workers) < len(here) and bool(np.all(rows[1:] > rows[:-1])):
             known = [w for w in workers if here[0] <= w <= here[-1]]
             at = np.searchsorted(rows, known).tolist()
             pairs = [(r, w) for r, w in zip(at, known, strict=True) if here[r] == w]
