@@ -152,7 +152,8 @@ class Store(Protocol):
         """Models by id; missing ones are left out."""
 
     async def ready_files(self) -> Mapping[str, Mapping[int, int]]:
-        """READY model files: source_index (and `path:<resolved_path>`) -> {worker id: size}."""
+        """READY model files: source_index (and `path:<resolved_path>`) -> {worker id: size}; those that are
+        being downloaded by `downloading:<source_index>`."""
 
     async def pools(self) -> Pools:
         """Instance types, and what clusters report of their nodes' cards."""

@@ -9,6 +9,9 @@ from typing import Any
 
 from gpustackd.domain.model_spec import ModelSpec, Source
 
+DOWNLOADING = "downloading:"
+"""Before the source index of files that are on their way, in maps of what workers have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:

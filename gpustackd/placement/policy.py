@@ -17,9 +17,6 @@ from gpustackd.placement.score.fragmentation import UNKNOWN_MIX, Mix
 
 Files = Mapping[str, Mapping[int, int]]
 
-DOWNLOADING = "downloading:"
-"""Before the source_index of files that workers are downloading now, in `Policy.ready_files`."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:

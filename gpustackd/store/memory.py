@@ -30,6 +30,7 @@ from gpustackd.ports import (
 )
 from gpustackd.store import ledger
 from gpustackd.store.backends import backends_of
+from gpustackd.store.files import known_files
 from gpustackd.store.foreign import HOLDING
 from gpustackd.store.memory_rows import Rows
 from gpustackd.store.memory_tables import Gpu, Instance, Model, Worker, mark
@@ -93,16 +94,7 @@ class MemoryStore(Rows):
         return [_model(self.models_by_id[i]) for i in ids if i in self.models_by_id]
 
     async def ready_files(self) -> Mapping[str, Mapping[int, int]]:
-        found: dict[str, dict[int, int]] = {}
-        for row in self.model_files.values():
-            if row.get("state") != "READY":
-                continue
-            keys = [row["source_index"]]
-            if path := row.get("resolved_path"):
-                keys.append(f"path:{path}")
-            for key in keys:
-                found.setdefault(key, {})[row["worker_id"]] = row.get("size") or 0
-        return found
+        return known_files(self.model_files.values())
 
     async def pools(self) -> Pools:
         if self.copied_pools is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpustackd.domain.fleet import GpuRow, WorkerRow
 from gpustackd.domain.lifecycle import State
+from gpustackd.domain.origin import DOWNLOADING
 from gpustackd.ports import Store
 from gpustackd.store.memory import MemoryStore
 from gpustackd.store.memory_tables import Gpu, Instance, Model, Worker
@@ -44,9 +45,15 @@ async def copied(source: Store) -> MemoryStore:
             placement_epoch=1,
         )
     for source_index, sizes in (await source.ready_files()).items():
+        coming = source_index.startswith(DOWNLOADING)
+        state = "DOWNLOADING" if coming else "READY"
         for worker_id, size in sizes.items():
             store.insert(
-                "model_files", worker_id=worker_id, source_index=source_index, size=size, state="READY"
+                "model_files",
+                worker_id=worker_id,
+                source_index=source_index.removeprefix(DOWNLOADING),
+                size=size,
+                state=state,
             )
     return store
 

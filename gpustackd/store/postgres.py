@@ -31,6 +31,7 @@ from gpustackd.store import ledger
 from gpustackd.store.backends import BACKENDS, backends_of
 from gpustackd.store.connect import CONNECT_TIMEOUT, SCHEMA, UNREACHABLE, connect, unavailable
 from gpustackd.store.foreign import FOREIGN
+from gpustackd.store.files import known_files
 from gpustackd.store.jsonb import Unreadable, set_codec
 from gpustackd.store.pools import DEVICES, TYPES, pools_of
 
@@ -234,14 +235,10 @@ class PostgresStore:
 
     async def ready_files(self) -> Mapping[str, Mapping[int, int]]:
         rows = await self._fetch(
-            "SELECT worker_id, source_index, resolved_path, size FROM model_files WHERE state = 'READY'"
+            "SELECT worker_id, source_index, resolved_path, size, state FROM model_files"
+            " WHERE state IN ('READY', 'DOWNLOADING')"
         )
-        found: dict[str, dict[int, int]] = {}
-        for r in rows:
-            found.setdefault(r["source_index"], {})[r["worker_id"]] = r["size"] or 0
-            if r["resolved_path"]:
-                found.setdefault(f"path:{r['resolved_path']}", {})[r["worker_id"]] = r["size"] or 0
-        return found
+        return known_files(rows)
 
     async def pools(self) -> Pools:
         return pools_of(await self._fetch(TYPES), await self._fetch(DEVICES))

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import Fleet
 from gpustackd.domain.model_spec import Source
-from gpustackd.domain.origin import adapter_origins, draft_origin
-from gpustackd.placement.policy import DOWNLOADING, Files, Policy
+from gpustackd.domain.origin import DOWNLOADING, adapter_origins, draft_origin
+from gpustackd.placement.policy import Files, Policy
 
 DRAFT_WEIGHT = 0.5
 NOBODY: Mapping[int, int] = {}
