@@ -56,6 +56,10 @@ class ModelFacts:
 
     weight_bytes: int | None
     unknown_because: str = ""
+    listed_bytes: int | None = None
+    """All files that the source lists, in whatever format; None = it has no listing."""
+    on_this_host: bool = False
+    """The files lie where this process reads them."""
     lora_bytes: int = 0
     draft_bytes: int = 0
     config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

@@ -30,7 +30,10 @@ NOTES: tuple[Note, ...] = (
     ),
     Note("estimate.2.listing", _M, "listings age, and are pinned to a commit", "sources.library"),
     Note(
-        "estimate.2.known_size", _M, "a downloaded copy tells the size where no source does", "sources.reader"
+        "estimate.2.known_size",
+        _M,
+        "a downloaded copy's size goes before a hub's and a worker's; doubles that it holds do not count",
+        "sources.copies",
     ),
     Note(
         "estimate.2.2.workers",

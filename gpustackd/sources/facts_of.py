@@ -28,6 +28,8 @@ class Parts:
     is_diffusers: bool = False
     weight_bytes: int | None = None
     unknown_because: str = ""
+    listed_bytes: int | None = None
+    on_this_host: bool = False
     lora_bytes: int = 0
     draft_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -71,6 +73,8 @@ def assemble(spec: ModelSpec, parts: Parts, label: str) -> ModelFacts:
     facts = ModelFacts(
         weight_bytes=parts.weight_bytes,
         unknown_because=parts.unknown_because,
+        listed_bytes=parts.listed_bytes,
+        on_this_host=parts.on_this_host,
         lora_bytes=parts.lora_bytes,
         draft_bytes=parts.draft_bytes,
         config=MappingProxyType(dict(config)),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpustackd.domain.facts import ModelFacts
+from gpustackd.sources.copies import settled
 
 BUDGET = 64 * 1024**2
 ENTRY = 4096
@@ -21,6 +22,9 @@ class Kept:
     files_key: str
     until: float
     weight: int
+    copy: int | None = None
+    settled: ModelFacts | None = None
+    """The facts with a downloaded copy of that size."""
 
 
 class KeptFacts:
@@ -40,6 +44,15 @@ class KeptFacts:
             return None
         self._entries.move_to_end(key)
         return entry.facts
+
+    def settled(self, key: object, facts: ModelFacts, copy: int | None) -> ModelFacts:
+        """Facts with what a downloaded copy weighs; the same object as long as nothing changes."""
+        entry = self._entries.get(key)
+        if entry is None or entry.facts is not facts:
+            return settled(facts, copy)
+        if entry.settled is None or entry.copy != copy:
+            entry.copy, entry.settled = copy, settled(facts, copy)
+        return entry.settled
 
     def unchanged(self, key: object, files_key: str, seconds: float) -> ModelFacts | None:
         """Facts of the same files, kept for so long again: their source was looked at and is as it was."""

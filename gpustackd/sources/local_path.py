@@ -28,6 +28,7 @@ MAX_ENTRIES = 20_000
 """Files of one tree that are looked at."""
 MAX_LEVELS = 4
 """Directories below the root that are looked into, for pipelines."""
+READ_WHOLE = ("config.json", "model_index.json")
 
 
 class PathAbsent(ModelUnreadable):
@@ -61,7 +62,8 @@ def real_directory(path: str) -> str:
 
 def scan(path: str, *, deep: bool = False) -> Tree:
     """List the regular files of a model directory (`deep`: those of a pipeline's directories too), symlinks
-    followed for files (hub caches consist of them) and never for directories below the root."""
+    followed for files (hub caches consist of them) and never for directories below the root. Something else
+    under the name of a configuration is listed with 0 bytes; reading it says what it is."""
     root = real_directory(path)
     found: dict[str, tuple[int, int]] = {}
 
@@ -73,6 +75,9 @@ def scan(path: str, *, deep: bool = False) -> Tree:
 
     try:
         look(0)
+        for name in READ_WHOLE:  # whatever else bears such a name is told when it is read
+            if name not in found and os.path.lexists(f"{root}/{name}"):
+                found[name] = (0, 0)
         if deep and "model_index.json" in found:
             look(MAX_LEVELS)
     except OSError as e:

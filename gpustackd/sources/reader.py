@@ -42,7 +42,7 @@ class GgufHeaders(Protocol):
 
 class Reader:
     """One per process. `hosts` names the workers to ask for a path that is not on this host; `known_size`
-    tells what a downloaded copy weighs (by `source_index`), for when no source does."""
+    tells what a downloaded copy weighs (by `source_index`)."""
 
     def __init__(
         self,
@@ -85,7 +85,9 @@ class Reader:
 
     def cached(self, spec: ModelSpec) -> ModelFacts | None:
         """Facts at hand without any IO, or None."""
-        return self._kept.fresh(facts_key(spec))
+        key = facts_key(spec)
+        found = self._kept.fresh(key)
+        return None if found is None else self._settled(key, spec, found)
 
     def doubt(self) -> None:
         """What could not be read before may be there now: read it anew when it is next asked for."""
@@ -96,7 +98,7 @@ class Reader:
         """Facts of one model, read if need be. Raise ModelUnreadable."""
         key = facts_key(spec)
         if (kept := self._kept.fresh(key)) is not None:
-            return kept
+            return self._settled(key, spec, kept)
         # an edited model is tried at once, whatever was found before the edit
         failure_key = (key, spec.id, spec.version)
         until, error = self._failed.get(failure_key, (0.0, None))
@@ -105,11 +107,16 @@ class Reader:
                 raise same(error)
             del self._failed[failure_key]
         try:
-            return await self._flights.run(key, lambda: self._in_place(spec, key))
+            found = await self._flights.run(key, lambda: self._in_place(spec, key))
+            return self._settled(key, spec, found)
         except ModelUnreadable as e:
             if spec.source is not Source.LOCAL_PATH:
                 self._remember_failure(failure_key, e)
             raise
+
+    def _settled(self, key: object, spec: ModelSpec, facts: ModelFacts) -> ModelFacts:
+        """A copy may be downloaded at any time: it is asked for whenever facts are."""
+        return self._kept.settled(key, facts, self._known_size(spec.source_index))
 
     async def _in_place(self, spec: ModelSpec, key: object) -> ModelFacts:
         async with self._places:
@@ -126,12 +133,14 @@ class Reader:
         except PathAbsent as e:
             return await self._read_on_workers(spec, key, e)
         except ModelUnreadable as e:
-            return self._keep(spec, key, self._without_listing(spec, e), origin.name, "")
+            # good enough where the row says how much to claim, or a copy is known
+            return self._keep(spec, key, Parts(config_error=e, unknown_because=str(e)), origin.name, "")
         local = origin.source is Source.LOCAL_PATH
         fresh = self._options.local_fresh if local else self._options.hub_fresh
         if (kept := self._kept.unchanged(key, files.key, fresh)) is not None:
             return kept
         parts = await self._read_parts(spec, files)
+        parts.listed_bytes, parts.on_this_host = sum(files.sizes.values()), local
         return self._keep(spec, key, parts, files.label, files.key, files.sizes.get(CONFIG, 0))
 
     async def _read_parts(self, spec: ModelSpec, files: Files) -> Parts:
@@ -151,7 +160,7 @@ class Reader:
         async def sized() -> None:
             if (e := await _caught(weights)) is not None:
                 if e.retryable:
-                    self._size_unknown(spec, parts, e)
+                    parts.unknown_because = str(e)
                 else:
                     wrong.append(e)
 
@@ -200,10 +209,15 @@ class Reader:
         size: Callable[[Origin], Awaitable[int]],
         parts: Parts,
     ) -> int:
+        copy = self._known_size(origin.index) or 0
+        if copy > 0 and origin.path is None:
+            return copy
         try:
             try:
                 return await within(self._options.hub_seconds, lambda: size(origin), origin.name)
             except PathAbsent:
+                if copy > 0:
+                    return copy
                 found, _ = await self._workers.weight_size(self._hosts(spec), origin.name, spec.name)
                 return found
         except ModelUnreadable as e:
@@ -231,7 +245,7 @@ class Reader:
 
         async def sized() -> None:
             if (e := await _caught(weights)) is not None:
-                self._size_unknown(spec, parts, e)
+                parts.unknown_because = str(e)
 
         async with anyio.create_task_group() as group:
             group.start_soon(sized)
@@ -256,20 +270,6 @@ class Reader:
         fresh = self._options.local_fresh if local else self._options.hub_fresh
         self._kept.keep(key, facts, "gguf", fresh, HEADER_ENTRY * len(facts.gguf.tensors))
         return facts
-
-    def _without_listing(self, spec: ModelSpec, e: ModelUnreadable) -> Parts:
-        """Nothing could be listed: good enough where the row says how much to claim, or a copy is known."""
-        parts = Parts(config_error=e)
-        self._size_unknown(spec, parts, e)
-        return parts
-
-    def _size_unknown(self, spec: ModelSpec, parts: Parts, e: ModelUnreadable) -> None:
-        known = self._known_size(spec.source_index)
-        if known is not None and known > 0:
-            parts.weight_bytes = known
-            parts.warnings.append(f"sized by a downloaded copy: {e.problem}")
-        else:
-            parts.unknown_because = str(e)
 
     def _keep(
         self, spec: ModelSpec, key: object, parts: Parts, label: str, files_key: str, config_bytes: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,17 +150,28 @@ def test_special_files_are_refused_by_type_and_never_opened(tmp_path: Path, kind
         server.close()
     else:
         path.symlink_to("/dev/zero")
-    assert scan(str(tmp_path)).sizes == {}
+    assert scan(str(tmp_path)).sizes == {"config.json": 0}  # so that reading it tells what it is
     with pytest.raises(ModelUnreadable) as raised:
         read(str(tmp_path), "config.json", 100)
     assert raised.value.code == "not_a_file"
 
 
-async def test_a_model_whose_config_is_a_fifo_has_none_and_nobody_waits(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, r"config\.json is a FIFO, not a regular file"),
+        (os.mkdir, r"config\.json is a directory, not a regular file"),
+        (lambda path: path.symlink_to("nowhere"), r"config\.json does not exist"),
+        (lambda _: None, r"has no config\.json"),
+    ],
+)
+async def test_what_lies_in_place_of_a_config_is_told_and_nobody_waits(
+    model: Path, make: Callable[[Path], None], said: str
+) -> None:
     (model / "config.json").unlink()
-    os.mkfifo(model / "config.json")
+    make(model / "config.json")
     async with Reader() as reader:
-        with pytest.raises(ModelUnreadable, match=r"no config\.json"):
+        with pytest.raises(ModelUnreadable, match=said):
             await reader.facts(spec(model))
 
 
