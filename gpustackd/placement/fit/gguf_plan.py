@@ -227,8 +227,9 @@ class Planner(Bounds):
         return [rooms[i][0] - (pooled if rooms[i][1] else own)[_place(n, count)] for n, i in enumerate(taken)]
 
     def _able(self, rooms: Sequence[Room], order: Sequence[int]) -> list[int]:
-        """As many devices as may be, without those at the end that could not hold the output."""
-        taken = sorted(order[:MOST_DEVICES])
+        """As many devices as may be and have a layer each, without those at the end that could not hold the
+        output."""
+        taken = sorted(order[: min(MOST_DEVICES, self.total - 1)])
         while taken and not self._ends(rooms[taken[-1]], len(taken)):
             taken.pop()
         return taken

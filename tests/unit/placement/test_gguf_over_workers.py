@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpustackd.domain.outcome import Placed
@@ -224,3 +226,10 @@ def test_a_worker_serves_as_many_gpus_as_its_ram_has_room_for_their_processes():
     assert [p.worker_name for p in placed.parts] == ["w1", "w2", "w2", "w3"]
     assert "many_workers" in refused(fleet("1x1xA-40 + 1x3xB-12[ram=1.25]"), asked).signature
     assert place(fleet("1x1xA-40 + 1x3xB-12[ram=1.75]"), asked).gpu_count == 4
+
+
+def test_more_cards_than_layers_hold_what_fewer_of_them_do():
+    few = toy(3, 0.5, 1, buffer=GIB, logits=0, allowance=GIB // 4)
+    few = replace(few, adds=(2 * GIB, *few.adds[1:]))
+    placed = place(fleet("1x4xA-3"), layered(few, cpu_offloading=True))
+    assert (placed.strategy, placed.offload_layers, placed.gpu_count) == ("partial", 3, 2)
