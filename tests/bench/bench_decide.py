@@ -75,9 +75,9 @@ STEPS = {"GPU": range(8, 16), "GPUs": range(200, 360, 20), "workers": range(1100
 class Desk:
     """Decides, and lets every placement count as committed."""
 
-    def __init__(self, on: Fleet, strategy: Strategy) -> None:
+    def __init__(self, on: Fleet, policy: Policy) -> None:
         self.on = on
-        self.policy = Policy(strategy=strategy)
+        self.policy = policy
         self.memo: Searches = Memo(256)
         self.next_id = 1
         self.refused = 0
@@ -109,7 +109,7 @@ class Desk:
 
 def filled(workers: int) -> Desk:
     """A fleet with four instances per worker on average, packed so that whole workers stay free."""
-    desk = Desk(mixed(workers), Strategy.BINPACK)
+    desk = Desk(mixed(workers), Policy(strategy=Strategy.BINPACK))
     by_row = demands()
     wanted = [*by_row["one GPU"], *by_row["2 to 8 GPUs of one worker"][:8]]
     for i in range(INSTANCES_PER_WORKER * workers):
@@ -156,19 +156,20 @@ def rows(quick: bool = False) -> list[dict[str, Any]]:
             told += f"; {refused} refused" if refused else ""
             if workers == sizes[-1]:
                 bound = BOUNDS[row]
-                found.append(_figure(f"decide: {row}", "p50", p50, bound, told))
-                found.append(_figure(f"decide: {row}", "p99", p99, 3 * bound, told))
-            growth.append(_figure(f"decide: {row}, by workers", f"p50 at {workers:,}", p50, None, told))
+                found.append(figure(f"decide: {row}", "p50", p50, bound, told))
+                found.append(figure(f"decide: {row}", "p99", p99, 3 * bound, told))
+            growth.append(figure(f"decide: {row}, by workers", f"p50 at {workers:,}", p50, None, told))
         for row, wanted in by_engine().items():
             times = measure(desk, wanted, count // 8)
             (p50, cpu50), (p99, cpu99) = (np.percentile(times, q, axis=0).tolist() for q in (50, 99))
             told = f"p99 {p99:.2f} ms; processor time {cpu50:.2f} / {cpu99:.2f} ms"
-            growth.append(_figure(f"decide: {row}", f"p50 at {workers:,}", p50, None, told))
+            growth.append(figure(f"decide: {row}", f"p50 at {workers:,}", p50, None, told))
     order = list(dict.fromkeys(g["row"] for g in growth))
     return found + sorted(growth, key=lambda g: order.index(g["row"]))
 
 
-def _figure(row: str, what: str, value: float, bound: float | None, note: str) -> dict[str, Any]:
+def figure(row: str, what: str, value: float, bound: float | None, note: str) -> dict[str, Any]:
+    """Milliseconds as a row of the table (`figure.Figure`)."""
     return {
         "row": row,
         "what": what,
@@ -189,6 +190,11 @@ def main() -> None:
     if options.output == "json":
         print(json.dumps(found, indent=2))
         return
+    show(found)
+
+
+def show(found: Sequence[dict[str, Any]]) -> None:
+    """Print figures, a line each."""
     for f in found:
         bound = f"<= {f['bound']:g}" if f["bound"] else "-"
         print(f"{f['row']:48} {f['what']:14} {f['value']:8.3f} {f['unit']}  {bound:8} {f['note']}")

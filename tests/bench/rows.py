@@ -13,7 +13,14 @@ import anyio.to_thread
 
 from gpustackd.store.embedded import EmbeddedPostgres
 from gpustackd.store.migrate import upgrade
-from tests.bench import bench_decide, bench_gguf_search, machine, side_by_side
+from tests.bench import (
+    bench_decide,
+    bench_engines,
+    bench_estimate,
+    bench_gguf_search,
+    machine,
+    side_by_side,
+)
 from tests.bench.daemons import replicas, warm
 from tests.bench.demands import BenchModel, write_models
 from tests.bench.figure import Figure
@@ -26,10 +33,31 @@ from tests.bench.stage import Stage
 
 Tell = Callable[[str], None]
 
-NAMES = ("decide", "gguf", "rate", "latency", "parked", "replicas", "full", "memory", "growth")
+NAMES = (
+    "decide",
+    "engines",
+    "estimate",
+    "gguf",
+    "rate",
+    "latency",
+    "parked",
+    "replicas",
+    "full",
+    "memory",
+    "growth",
+)
 """In the order of DESIGN section 9, as far as rows do not share a daemon."""
 SHARING = ("latency", "rate", "parked")
 """Rows that one daemon serves."""
+
+
+IN_MEMORY: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
+    "decide": bench_decide.rows,
+    "engines": bench_engines.rows,
+    "estimate": bench_estimate.rows,
+    "gguf": bench_gguf_search.rows,
+}
+"""Rows without a database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +96,9 @@ async def measure(
     """Every row asked for (None = all): what is known of the machine, and the figures."""
     wanted = only or NAMES
     figures: list[Figure] = []
-    if "decide" in wanted:
-        figures += [Figure(**row) for row in await anyio.to_thread.run_sync(bench_decide.rows, quick)]
-    if "gguf" in wanted:
-        figures += [Figure(**row) for row in await anyio.to_thread.run_sync(bench_gguf_search.rows, quick)]
+    for name, rows in IN_MEMORY.items():
+        if name in wanted:
+            figures += [Figure(**row) for row in await anyio.to_thread.run_sync(rows, quick)]
     async with EmbeddedPostgres(folder / "postgres", report=tell) as server:
         bench = Bench(server, folder, write_models(folder / "models"), QUICK if quick else LONG, tell)
         found = await bench.machine(cores)
