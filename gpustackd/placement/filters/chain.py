@@ -50,7 +50,7 @@ class Filter(Protocol):
 def chain(demand: Demand, policy: Policy, faults: Faults | None = None) -> tuple[Filter, ...]:
     """The filters that this demand calls for; one that cannot be made is noted in `faults` and left out.
     Raises BadRow where the demand's selectors cannot be read."""
-    spec, noted = demand.spec, faults or Faults()
+    spec, noted = demand.spec, Faults() if faults is None else faults
     framework = lambda: framework_filter(  # noqa: E731
         demand, policy.backends, policy.catalogue, compat=policy.compat
     )
@@ -123,7 +123,7 @@ def refusals(
         if count:
             reasons.extend(_told(f, fleet, rows[dropped], left - count, left, faults))
             if isinstance(f, FrameworkFilter):
-                stay, noted = rows[before & ~dropped], faults or Faults()
+                stay, noted = rows[before & ~dropped], Faults() if faults is None else faults
                 reasons.extend(noted.tried(f"filter.{f.name}", partial(f.remarks, fleet, stay), []))
             cures |= f.cure
             left -= count
