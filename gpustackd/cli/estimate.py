@@ -11,6 +11,7 @@ import anyio
 import typer
 
 from gpustackd.cli import gguf_table
+from gpustackd.cli.estimate_cards import as_json, card_memory, show_cards, with_cards
 from gpustackd.cli.options import ConfigOption, Form, FormOption, settings
 from gpustackd.cli.output import console, print_json, print_table
 from gpustackd.errors import BadRow, UsageError
@@ -18,6 +19,7 @@ from gpustackd.errors import BadRow, UsageError
 if TYPE_CHECKING:
     from gpustackd.domain.model_spec import ModelSpec
     from gpustackd.estimate.breakdown import Breakdown
+    from gpustackd.placement.on_cards import OnCards
     from gpustackd.settings import Settings
 
 _WORDS = {
@@ -61,6 +63,15 @@ def estimate(
         list[str] | None, typer.Option("--category", help="llm, embedding, …; detected where not given.")
     ] = None,
     revision: Annotated[str | None, typer.Option("--revision", help="Of the repository.")] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(
+            "--card",
+            metavar="SIZE",
+            help="Memory of one GPU, as in 80GiB: how many it takes, what is booked there, and whether"
+            " that holds one longest sequence. Not for GGUF.",
+        ),
+    ] = None,
     devices: Annotated[
         int | None, typer.Option("--devices", min=1, max=15, help="GGUF: over how many GPUs. [default: 1]")
     ] = None,
@@ -82,22 +93,27 @@ def estimate(
     """What a model needs, part by part; needs no database.
 
     Of a GGUF file also for every number of layers on GPUs. Exit 1 where the size of the model cannot be
-    known, or its engine would not start.
+    known, it fits on no number of the cards that --card describes, or its engine would not start.
 
     Example: gpustackd estimate Qwen/Qwen2.5-7B-Instruct --param=--tensor-parallel-size=2
     """
     spec = spec_of(model, source, backend, param or (), category or (), revision)
+    memory = None if card is None else card_memory(card)
     if spec.is_gguf:
+        if memory is not None:
+            raise UsageError("--card is not for GGUF files", "their table shows every number of layers")
         gguf_table.answer(
             model, spec, settings(config), output, devices=devices, split=tensor_split, rows=n_outputs
         )
         return
-    found = anyio.run(_breakdown, settings(config), spec)
+    found, placed = anyio.run(_breakdown, settings(config), spec, memory)
     if output is Form.JSON:
-        print_json(found.as_json())
+        print_json(found.as_json() | ({} if placed is None else {"card": as_json(placed)}))
     else:
         _show(model, found)
-    if found.claim_vram is None:
+        if placed is not None:
+            show_cards(placed)
+    if found.claim_vram is None or (placed is not None and not placed.gpus):
         raise typer.Exit(1)
 
 
@@ -152,7 +168,9 @@ def _absolute(path: Path) -> str:
     return str(path.resolve())
 
 
-async def _breakdown(found: Settings, spec: ModelSpec) -> Breakdown:
+async def _breakdown(
+    found: Settings, spec: ModelSpec, memory: int | None
+) -> tuple[Breakdown, OnCards | None]:
     from gpustackd.daemon.configure import reader_options
     from gpustackd.estimate.breakdown import breakdown
     from gpustackd.sources.reader import Reader
@@ -160,7 +178,7 @@ async def _breakdown(found: Settings, spec: ModelSpec) -> Breakdown:
     async with Reader(reader_options(found)) as models:
         facts = await models.facts(spec)
     try:
-        return breakdown(spec, facts)
+        return (breakdown(spec, facts), None) if memory is None else with_cards(spec, facts, memory)
     except BadRow as error:  # of this command line, not of a row
         raise UsageError(error.problem.replace("backend_parameters", "--param", 1), error.remedy) from error
 

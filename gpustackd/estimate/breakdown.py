@@ -84,16 +84,23 @@ class Breakdown:
 
 
 def breakdown(
-    spec: ModelSpec, facts: ModelFacts, *, booked: int | None = None, compat: bool = False
+    spec: ModelSpec,
+    facts: ModelFacts,
+    *,
+    booked: int | None = None,
+    layout: Parallel | None = None,
+    compat: bool = False,
 ) -> Breakdown:
     """Take the need of one instance apart. `booked`: bytes that a placement books over all GPUs of one copy
-    (such as 0.9 of each card); without it the claim itself is looked at. Raise BadRow for flags that cannot
-    be read."""
+    (such as 0.9 of each card); without it the claim itself is looked at. `layout`: sizes that the placement
+    chose, where the flags leave them open. Raise BadRow for flags that cannot be read."""
     demand = build_demand(spec, facts, compat=compat)
     categories = demand.categories
     backend = spec.effective_backend
     flags = backend_parameters.parse(spec.backend_parameters)
     parallel = parallel_of(backend, flags)
+    if layout is not None and parallel.world is None:
+        parallel = layout
     hyper = facts.hyper or HyperParameters()
     serving = serving_flags(backend, flags, hyper)
     cache = cache_of(facts, categories, serving, parallel)

@@ -100,3 +100,59 @@ def test_a_path_that_is_there_is_read_and_anything_else_is_a_repository(
     assert spec_of("owner/name", Hub.MODEL_SCOPE, None, (), (), "v1").model_scope_model_id == "owner/name"
     with pytest.raises(UsageError):
         spec_of("other", None, None, (), (), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        # gpus, workers, booked: 0.9 of the card on each of as many as hold the claim
+        ("qwen2.5-7b", ["--card=24GiB"], (1, 1, int(24 * 2**30 * 0.9))),
+        ("qwen2.5-72b", ["--card=80GiB"], (4, 1, 4 * int(80 * 2**30 * 0.9))),
+        ("qwen2.5-72b", ["--card=80GiB", "--param=--pp=3"], (3, 1, 3 * int(80 * 2**30 * 0.9))),
+        ("deepseek-r1", ["--card=80GiB"], (16, 2, 16 * int(80 * 2**30 * 0.9))),
+        ("qwen2.5-7b", ["--card=64GiB", "--backend=MindIE"], (1, 1, int(64 * 2**30 * 0.8))),
+        ("qwen2.5-72b", ["--card=4GiB"], (0, 0, 0)),
+    ],
+)  # fmt: skip
+def test_on_cards_of_one_size_it_says_how_many_and_what_is_booked(
+    name: str, arguments: list[str], expected: tuple[int, int, int], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write_model(tmp_path, ModelFiles.of(EXAMPLES[name]["x-files"]))
+    code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "-o", "json", *arguments)
+    card = json.loads(out)["card"]
+    assert (card["gpus"], card["workers"], card["booked"]) == expected
+    assert code == (0 if expected[0] else 1)
+    assert ("too little free GPU memory" in card["message"]) == (expected[0] == 0)
+    code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), *arguments)
+    assert code == (0 if expected[0] else 1)
+    assert "on cards of" in out
+
+
+@pytest.mark.parametrize(("length", "tight"), [(32768, False), (131072, True)])
+def test_a_booked_share_that_does_not_hold_one_sequence_is_warned_of(
+    length: int, tight: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    # weights 14.2 GiB, 56 KiB of cache a token: on 22.5 GiB the share of 20.25 holds the claim of 19.0
+    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
+    flags = (f"--param=--max-model-len={length}", "--param=--max-num-seqs=1", "--param=--enforce-eager")
+    card = "--card=22.5GiB"
+    _, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "-o", "json", card, *flags)
+    found = json.loads(out)
+    each = found["per_gpu"]
+    assert each["kv_cache_sequence"] == 57_344 * length
+    room = found["card"]["booked"] - each["weights"] - each["compute"] - each["overhead"]
+    assert (each["kv_cache_sequence"] > room) == any("booked share" in w for w in found["warnings"])
+    assert any("booked share" in w for w in found["warnings"]) == tight
+
+
+@pytest.mark.parametrize("card", ["0", "-1", "much", "9999999999TiB", "1e3", ""])
+def test_a_card_that_cannot_be_is_a_usage_error(
+    card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
+    code, out, err = estimate(monkeypatch, capsys, str(tmp_path), f"--card={card}")
+    assert (code, out) == (2, "")
+    assert "--card" in err
+    assert "Traceback" not in err

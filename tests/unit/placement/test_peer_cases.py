@@ -60,7 +60,7 @@ def _bare(candidate: dict[str, Any], over: bool = False) -> dict[str, Any]:
 def ours(case: dict[str, Any]) -> tuple[list[dict[str, Any]], list[float], Demand]:
     wanted = peer.demand(case)
     try:
-        found = candidates(peer.fleet(case), wanted, peer.policy(case))
+        found = candidates(peer.fleet(peer.ready(case)), wanted, peer.policy(case))
     except BadRow:
         found = []
     return [_bare(peer.as_candidate(p, wanted.engine)) for p in found], [p.score for p in found], wanted
@@ -95,8 +95,9 @@ WITH_FINAL = [c for c in CASES if "final" in c["expect"]]
 @pytest.mark.parametrize("case", WITH_FINAL, ids=[c["id"] for c in WITH_FINAL])
 def test_the_same_final_choice(case):
     wanted = peer.demand(case)
-    outcome = decide(peer.fleet(case), wanted, Subject(10**6, "x"), peer.policy(case))
     final = case["expect"]["final"]
+    on = peer.fleet(case if final is None else peer.ready(case))
+    outcome = decide(on, wanted, Subject(10**6, "x"), peer.policy(case))
     if final is None:
         assert not isinstance(outcome, Placed)
         return
