@@ -381,3 +381,13 @@ BEGIN
 END
 $$;
 ALTER FUNCTION gpustackd_commit SET plan_cache_mode TO force_generic_plan;
+-- Everything here goes by primary keys. A plan made while a table was nearly empty would read the table instead,
+-- and is kept while a burst fills it: half of the rate.
+ALTER FUNCTION gpustackd_claim SET enable_seqscan TO off;
+ALTER FUNCTION gpustackd_renew SET enable_seqscan TO off;
+ALTER FUNCTION gpustackd_take SET enable_seqscan TO off;
+ALTER FUNCTION gpustackd_commit SET enable_seqscan TO off;
+ALTER FUNCTION gpustackd_refuse SET enable_seqscan TO off;
+ALTER FUNCTION gpustackd_evict SET enable_seqscan TO off;
+ALTER FUNCTION gpustackd_give_back SET enable_seqscan TO off;
+ALTER FUNCTION gpustackd_instance_released SET enable_seqscan TO off;
