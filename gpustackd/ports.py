@@ -15,6 +15,8 @@ from uuid import UUID
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
+from gpustackd.domain.lessons import NONE as NOTHING_LEARNT
+from gpustackd.domain.lessons import Lessons
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.domain.pools import Pools
@@ -37,6 +39,7 @@ class Waiting:
     """Seconds until `next_attempt_at` by the database's clock; 0 or less = now."""
     signature: str | None
     """Signature of the refusal written on the row; None = never decided."""
+    learnt: Lessons = NOTHING_LEARNT
 
 
 @dataclass(frozen=True, slots=True)

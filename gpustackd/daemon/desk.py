@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import anyio
 
 from gpustackd.daemon.unique_queue import Origin, Taken
+from gpustackd.domain.lessons import NONE, Lessons
 from gpustackd.ports import Claim, Waiting
 
 
@@ -24,6 +25,7 @@ class Work:
     epoch: int = 0
     attempts: int = 0
     clashes: int = 0
+    learnt: Lessons = NONE
     group: Hashable = None
     """Demand group, once decided."""
 

@@ -21,6 +21,7 @@ from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.unique_queue import UniqueQueue
 from gpustackd.daemon.view import View
 from gpustackd.domain.demand import Demand
+from gpustackd.domain.lessons import with_more
 from gpustackd.domain.outcome import Cure, NoFit, Placed, Reason
 from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.ports import CommitCode, CommitResult, Proposal, Refusal, Store
@@ -109,6 +110,8 @@ class Scheduling:
             if demand is None:
                 unread.append(item)  # edited meanwhile, or the facts fell out of the cache: read again
                 continue
+            if isinstance(demand, Demand):
+                demand = with_more(demand, item.learnt.more)
             item.group = self._judge.group(demand) if isinstance(demand, Demand) else ("model", item.model_id)
             if isinstance(demand, NoFit):
                 refused.append((item, demand, 0.0))
@@ -116,7 +119,7 @@ class Scheduling:
             # After a clash equal places are ranked anew: the one that failed may be held by somebody's open
             # transaction, of which no figure tells.
             name = f"{item.name} {item.clashes}" if item.clashes else item.name
-            outcome, took = self._judge.decide(demand, item.id, name)
+            outcome, took = self._judge.decide(demand, item.id, name, item.learnt.avoid)
             if isinstance(outcome, NoFit):
                 refused.append((item, outcome, took))
             else:

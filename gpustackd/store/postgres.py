@@ -13,6 +13,7 @@ import asyncpg
 
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
+from gpustackd.domain.lessons import lessons
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.pools import Pools
 from gpustackd.errors import BadRow, Contended, DatabaseUnavailable
@@ -224,7 +225,7 @@ class PostgresStore:
     async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[Waiting]:
         where = "" if ids is None else "AND i.id = ANY ($2)"
         rows = await self._fetch(_WAITING.format(where=where), limit, *(() if ids is None else (list(ids),)))
-        return [Waiting(*r) for r in rows]
+        return [Waiting(*[*list(r)[:-2], lessons(r["avoid"], r["claim_raise"])]) for r in rows]
 
     async def pending_ids(self) -> Sequence[int]:
         return [r["id"] for r in await self._fetch("SELECT id FROM model_instances WHERE state = 'PENDING'")]
