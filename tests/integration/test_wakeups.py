@@ -76,7 +76,9 @@ async def test_a_statement_that_inserts_nothing_or_is_rolled_back_says_nothing(
     "UPDATE gpu_devices SET vram_used = 7, vram_used_at = now()",
     "UPDATE gpu_devices SET schedulable = false",
     "UPDATE gpu_devices SET vram_total = vram_total - 1",
-    "UPDATE models SET replicas = 3, meta = '{}'",
+    "UPDATE models SET meta = '{}'",
+    "UPDATE models SET replicas = NULL, scaling_schedule = NULL, roles = NULL",
+    "DELETE FROM model_instances",
     "UPDATE models SET categories = categories",
     "UPDATE model_files SET state = 'ERROR'",
     "UPDATE model_instances SET state_message = 'x'",
@@ -135,12 +137,14 @@ async def test_an_edited_model_is_named(world: World, ear: Ear) -> None:
     for change in (
         {"backend_parameters": ["-x"]},
         {"gpu_selector": {}},
-        {"replicas": 7},  # share the picked GPUs out
         {"priority": 4},
         {"env": {"A": "1"}},
     ):
         await world.update("models", model, **change)
         assert await ear.heard() == [f"model {model}"]
+    # where replicas share picked GPUs out, their number is an edit too
+    await world.update("models", model, replicas=7)
+    assert sorted(await ear.heard()) == [f"model {model}", f"replicas {model}"]
 
 
 async def test_the_daemons_own_writes_wake_nobody(world: World, ear: Ear) -> None:
