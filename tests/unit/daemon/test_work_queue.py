@@ -1,0 +1,167 @@
+"""The queue of keys: what coalesces, what goes first, what waits, and that no key is ever lost or doubled."""
+
+from __future__ import annotations
+
+from random import Random
+
+import anyio
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gpustackd.daemon.backoff import Backoff
+from gpustackd.daemon.work_queue import Change, WorkQueue
+
+pytestmark = pytest.mark.anyio
+
+
+class Clock:
+    """Stands still until it is told to move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def taken(queue: WorkQueue[str]) -> list[tuple[str, Change, object]]:
+    found = []
+    while (item := queue.get_nowait()) is not None:
+        found.append((item.key, item.change, item.news))
+    return found
+
+
+def test_a_deletion_sticks_and_goes_first_whatever_is_said_after_it() -> None:
+    queue: WorkQueue[str] = WorkQueue(Clock())
+    for key in "abc":
+        queue.add(key, Change.CREATED, key)
+    queue.add("c", Change.DELETED)
+    queue.add("c", Change.MODIFIED, "late")
+    assert taken(queue) == [
+        ("c", Change.DELETED, "late"), ("a", Change.CREATED, "a"), ("b", Change.CREATED, "b")
+    ]  # fmt: skip
+
+
+def test_what_comes_while_a_key_is_at_work_is_one_further_pass() -> None:
+    queue: WorkQueue[str] = WorkQueue(Clock())
+    queue.add("a")
+    assert len(taken(queue)) == 1
+    for word in range(5):
+        queue.add("a", news=word)
+    assert taken(queue) == []
+    queue.done("a")
+    assert taken(queue) == [("a", Change.MODIFIED, 4)]
+    queue.done("a")
+    assert taken(queue) == []
+    assert len(queue) == 0
+
+
+def test_what_was_put_off_melts_into_what_comes_first() -> None:
+    clock = Clock()
+    queue: WorkQueue[str] = WorkQueue(clock)
+    queue.add_after("a", 5, news="later")
+    queue.add_after("b", 3, news="b")
+    queue.add("a", news="now")
+    assert taken(queue) == [("a", Change.MODIFIED, "now")]
+    queue.add_after("a", 1, news="again")
+    clock.now = 2.0
+    assert taken(queue) == []  # at work still
+    queue.done("a")
+    assert taken(queue) == [("a", Change.MODIFIED, "again")]
+    queue.done("a")
+    clock.now = 10.0
+    assert taken(queue) == [("b", Change.MODIFIED, "b")]
+
+
+def test_failures_are_counted_by_key_until_it_works() -> None:
+    queue: WorkQueue[str] = WorkQueue(Clock(), Backoff(Random(1), first=1, ceiling=300, spread=0))
+    assert [queue.backoff("a") for _ in range(10)] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    assert queue.backoff("b") == 1
+    queue.forget("a")
+    assert (queue.failures("a"), queue.failures("b"), queue.backoff("a")) == (0, 1, 1)
+
+
+async def test_who_waits_is_woken_by_a_word_and_by_the_time() -> None:
+    queue: WorkQueue[str] = WorkQueue(anyio.current_time)
+    got: list[str] = []
+
+    async def take() -> None:
+        while True:
+            item = await queue.get()
+            assert item is not None
+            got.append(item.key)
+            queue.done(item.key)
+            if len(got) == 2:
+                return
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.wait_all_tasks_blocked()
+            queue.add_after("late", 0.05)
+            queue.add("now")
+    assert got == ["now", "late"]
+
+
+KEYS = st.sampled_from("abcd")
+
+
+class Machine(RuleBasedStateMachine):
+    """Against what must hold: a word said of a key is followed by a pass, and never two passes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.queue: WorkQueue[str] = WorkQueue(self.clock, window=2.0)
+        self.owed: set[str] = set()
+        self.at_work: set[str] = set()
+
+    @rule(key=KEYS, change=st.sampled_from(Change))
+    def add(self, key: str, change: Change) -> None:
+        self.queue.add(key, change)
+        self.owed.add(key)
+
+    @rule(key=KEYS, delay=st.sampled_from([0.0, 1.0, 5.0]))
+    def add_after(self, key: str, delay: float) -> None:
+        self.queue.add_after(key, delay)
+        self.owed.add(key)
+
+    @rule()
+    def take(self) -> None:
+        item = self.queue.get_nowait()
+        if item is not None:
+            assert item.key not in self.at_work
+            assert item.key in self.owed
+            self.at_work.add(item.key)
+            self.owed.discard(item.key)
+
+    @rule(key=KEYS)
+    def done(self, key: str) -> None:
+        if key in self.at_work:
+            self.queue.done(key)
+            self.at_work.discard(key)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 6.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @invariant()
+    def no_more_wait_than_are_owed(self) -> None:
+        assert len(self.queue) <= 2 * len(self.owed)
+
+    def teardown(self) -> None:
+        for key in sorted(self.at_work):
+            self.queue.done(key)
+        self.at_work.clear()
+        for _ in range(3 * len(self.owed) + 3):
+            self.clock.now += 10.0
+            while self.owed and (item := self.queue.get_nowait()) is not None:
+                self.owed.discard(item.key)
+                self.queue.done(item.key)
+        assert self.owed == set()
+
+
+TestWorkQueue = Machine.TestCase
+TestWorkQueue.settings = settings(max_examples=60, stateful_step_count=40, derandomize=True)

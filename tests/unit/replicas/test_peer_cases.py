@@ -1,0 +1,211 @@
+"""The peer's cases of queues, scaling windows and scale-down, through the code that the daemon runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from gpustackd.daemon.backoff import Backoff
+from gpustackd.daemon.unique_queue import UniqueQueue
+from gpustackd.daemon.work_queue import Change, Item, WorkQueue
+from gpustackd.domain.lifecycle import State
+from gpustackd.domain.model_spec import Strategy
+from gpustackd.errors import BadRow
+from gpustackd.replicas.chain import Weights, scores
+from gpustackd.replicas.placement import Places
+from gpustackd.replicas.ranking import ranked
+from gpustackd.replicas.replica import Replica, replica
+from gpustackd.replicas.schedule import on_save, rule, schedule, wanted
+from gpustackd.store.memory import MemoryStore
+from tests import peer_cases as peer
+
+QUEUES = peer.cases("queue")
+SCHEDULES = peer.cases("scaling_schedule")
+SCALE_DOWNS = peer.cases("scale_down")
+
+SCORERS = {"StatusScorer": "status", "OffloadLayerScorer": "offload", "PlacementScorer": "placement"}
+
+
+def named(case: dict[str, Any]) -> str:
+    return str(case["id"])
+
+
+# -- scale-down --------------------------------------------------------------------------------------------
+
+
+def candidates(case: dict[str, Any]) -> list[Replica]:
+    states = {w["id"]: w["state"].upper() for w in map(peer.worker, case["workers"])}
+    found = []
+    for n, i in enumerate(case["existing_instances"]):
+        if i.get("model_id", case["model"]["id"]) != case["model"]["id"]:
+            continue
+        subordinates = i.get("subordinates") or i.get("subordinate_workers") or []
+        parts = [{**s, "computed_resource_claim": s.get("claim")} for s in subordinates]
+        found.append(
+            replica(
+                {
+                    **i,
+                    "state": str(i.get("state", "")).upper(),
+                    "worker_state": states.get(i.get("worker_id")),
+                    "computed_resource_claim": i.get("claim"),
+                    "distributed_servers": {"subordinate_workers": parts},
+                    "created": n,
+                }
+            )
+        )
+    return found
+
+
+def weights(case: dict[str, Any], only: str | None = None) -> Weights:
+    maxima = dict.fromkeys((*SCORERS.values(), "pairing"), 0.0)
+    for scorer in case["inputs"].get("scorers", []):
+        if only in (None, scorer["type"]):
+            maxima[SCORERS[scorer["type"]]] = scorer["max_score"] or 0.0
+    return Weights(**maxima, total=None if only else case["inputs"].get("total_max_score"))
+
+
+@pytest.mark.parametrize("case", SCALE_DOWNS, ids=named)
+def test_scale_down(case: dict[str, Any]) -> None:
+    model = case["model"]
+    strategy = Strategy(model.get("placement_strategy") or "spread")
+    there, fleet, expect = candidates(case), peer.fleet(case), case["expect"]
+
+    def places(chain: Weights) -> Places:
+        return Places(fleet, model["id"], strategy, chain.placement, compat=True)
+
+    chain = weights(case)
+    found = scores(there, chain, places(chain))
+    if "scores" in expect:
+        assert found == {int(i): pytest.approx(v, abs=1e-4) for i, v in expect["scores"].items()}
+    for scorer, values in (expect.get("parts") or {}).items():
+        alone = weights(case, scorer)
+        part = scores(there, alone, places(alone))
+        assert part == {int(i): pytest.approx(v, abs=1e-4) for i, v in values.items()}, scorer
+    order = [r.id for r in ranked(there, chain, places(chain), compat=True)]
+    assert order == expect.get("order", order)
+
+
+# -- scaling windows ---------------------------------------------------------------------------------------
+
+
+def moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return datetime(2026, 11, 17, 12, tzinfo=UTC)  # "any time in November"
+
+
+@pytest.mark.parametrize("case", SCHEDULES, ids=named)
+def test_scaling_schedule(case: dict[str, Any]) -> None:
+    inputs, expect = case["inputs"], case["expect"]
+    if "replicas" in expect:
+        found = [
+            wanted(schedule(c["schedule"]), moment(c["now"]), ZoneInfo(c.get("timezone", "UTC"))).replicas
+            for c in inputs["checks"]
+        ]
+        assert found == expect["replicas"]
+    if "accepted" in expect:
+        assert accepted(inputs) is expect["accepted"]
+    if "replicas_after_save" in expect:
+        planned, submitted = schedule(inputs["schedule"]), inputs.get("submitted_replicas")
+        zone = ZoneInfo(inputs.get("timezone", "UTC"))
+        assert (
+            on_save(planned, submitted, moment(inputs.get("now", "")), zone) == expect["replicas_after_save"]
+        )
+        # the row is checked as it was written, before the schedule has a say
+        assert expect.get("replicas_seen_by_validation", submitted) == submitted
+
+
+def accepted(inputs: dict[str, Any]) -> bool:
+    try:
+        if "rule" in inputs:
+            rule(inputs["rule"])
+        if "schedule" in inputs:
+            schedule(inputs["schedule"])
+    except BadRow:
+        return False
+    return True
+
+
+# -- queues ------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """Plays the operations of a case on a queue with real time."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        b = settings.get("backoff")
+        backoff = Backoff(Random(1), first=b["base"], ceiling=b["cap"], spread=b["jitter"]) if b else None
+        window = settings.get("dedup_window") or 0.0
+        self.queue: WorkQueue[str] = WorkQueue(time.monotonic, backoff, window=window)
+        self.started = time.monotonic()
+
+    async def play(self, op: dict[str, Any]) -> None:
+        queue, key, expect = self.queue, op.get("key", ""), op.get("expect")
+        change = Change(op.get("type", "MODIFIED"))
+        match op["op"]:
+            case "add":
+                queue.add(key, change, op.get("obj"))
+            case "add_after":
+                queue.add_after(key, op["delay_s"], change, op.get("obj"))
+            case "get":
+                # generous: the case's own limit is of a machine with nothing else to do
+                began = time.monotonic()
+                item = await queue.get(30 + op.get("timeout_s", 1))
+                assert item is not None, op
+                said(item, expect or {})
+                assert time.monotonic() - began >= op.get("elapsed_at_least_s", 0)
+                assert time.monotonic() - self.started >= op.get("elapsed_since_start_at_least_s", 0)
+            case "get_nothing":
+                assert await queue.get(op.get("within_s", 0.1)) is None
+            case "done":
+                queue.done(key)
+            case "len":
+                assert len(queue) == expect
+            case "backoff":
+                assert queue.backoff(key) == pytest.approx(expect)
+            case "failures":
+                assert queue.failures(key) == expect
+            case "forget":
+                queue.forget(key)
+            case other:
+                raise AssertionError(f"no such operation: {other}")
+
+
+def said(item: Item[str], expect: dict[str, Any]) -> None:
+    told = {"key": item.key, "type": str(item.change), "obj": item.news}
+    assert {k: told[k] for k in expect} == expect
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", [c for c in QUEUES if "ops" in c["inputs"]], ids=named)
+async def test_queue(case: dict[str, Any]) -> None:
+    script = Script(case["inputs"].get("queue") or {})
+    for op in case["inputs"]["ops"]:
+        await script.play(op)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("case", [c for c in QUEUES if "events" in c["inputs"]], ids=named)
+async def test_events_of_instances(case: dict[str, Any]) -> None:
+    """An event makes the queue take up the instance that it names, if that waits, and no other one."""
+    assert [await evaluated(e) for e in case["inputs"]["events"]] == case["expect"]["evaluated"]
+
+
+async def evaluated(event: dict[str, Any]) -> Sequence[int]:
+    store, queue = MemoryStore(), UniqueQueue(time.monotonic)
+    model = store.insert("models", name="m")
+    named_id = event.get("instance_id", event.get("instance"))
+    for id_ in {named_id or 7, 8, 9}:
+        store.insert("model_instances", id=id_, name=f"i{id_}", model_id=model)
+    if named_id is not None and not event.get("eligible"):
+        store.model_instances[named_id].state = State.RUNNING
+    for row in await store.waiting([named_id] if named_id is not None else []):
+        queue.put(row.id, row.priority, row.created_at.timestamp(), model_id=row.model_id)
+    return [taken.id for taken in queue.take_nowait(10)]
