@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import md5
 from time import perf_counter
@@ -11,8 +11,8 @@ from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.view import View
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.outcome import Cure, NoFit, Outcome, Placed, Reason
 from gpustackd.domain.lessons import Avoided, elsewhere
+from gpustackd.domain.outcome import Cure, NoFit, Outcome, Placed, Reason
 from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import Pools
 from gpustackd.placement.decide import Searches, decide
@@ -97,12 +97,11 @@ class Judge:
         if (kept := self._refused.get(key)) is not None:
             return kept, 0.0
         started = perf_counter()
+        if avoid and (found := self.anew(demand, instance_id, name, avoid, holds=False)) is not None:
+            return found, (perf_counter() - started) * 1000
         try:
             outcome: Outcome = decide(fleet, demand, Subject(instance_id, name), self._policy, self._memo)
         except Exception as error:  # one demand that trips the search must not stop the others
-        policy = self._policy if self.mix is None else self.mix.apply(self._policy, demand)
-        if avoid and (found := self.anew(demand, instance_id, name, avoid, holds=False)) is not None:
-            return found, (perf_counter() - started) * 1000
             self._reports.unexpected("decision", error, model=demand.spec.name)
             outcome = _failed(demand, error)
         took = (perf_counter() - started) * 1000
@@ -131,9 +130,6 @@ class Judge:
         )
         self._reports.event("warning", "placement.tight", model=demand.spec.name, reason=text)
 
-    def probe(self, demand: Demand) -> Outcome:
-        """Whether anything of this demand fits now; nothing is assumed."""
-        return self.decide(demand, 0, "")[0]
     def anew(
         self, demand: Demand, instance_id: int, name: str, avoid: Sequence[Avoided], *, holds: bool = True
     ) -> Placed | None:
@@ -146,3 +142,6 @@ class Judge:
             return None
         return outcome if isinstance(outcome, Placed) else None
 
+    def probe(self, demand: Demand) -> Outcome:
+        """Whether anything of this demand fits now; nothing is assumed."""
+        return self.decide(demand, 0, "")[0]

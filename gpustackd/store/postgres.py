@@ -85,7 +85,8 @@ SELECT i.id, i.name, i.model_id, i.placement_epoch, i.attempts, coalesce(i.prior
        CASE WHEN jsonb_typeof(i.reasons) = 'array' THEN
             (SELECT string_agg((r.value ->> 'filter') || ':' || (r.value ->> 'code'), ';' ORDER BY r.ordinality)
                FROM jsonb_array_elements(i.reasons) WITH ORDINALITY r)
-            || '#' || md5(coalesce(i.state_message, '')) END AS signature
+            || '#' || md5(coalesce(i.state_message, '')) END AS signature,
+       CASE WHEN i.avoid IS NOT NULL THEN gpustackd_avoided(i.avoid) END AS avoid, i.claim_raise
   FROM model_instances i JOIN models m ON m.id = i.model_id
  WHERE i.state = 'PENDING' {where}
  ORDER BY priority DESC, i.created_at, i.id LIMIT $1"""
