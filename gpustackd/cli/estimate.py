@@ -11,7 +11,7 @@ import anyio
 import typer
 
 from gpustackd.cli import gguf_table
-from gpustackd.cli.estimate_cards import as_json, card_memory, show_cards, with_cards
+from gpustackd.cli.estimate_cards import as_json, card_memory, show_cards, with_cards, with_refusal
 from gpustackd.cli.options import ConfigOption, Form, FormOption, settings
 from gpustackd.cli.output import console, print_json, print_table
 from gpustackd.errors import BadRow, UsageError
@@ -178,7 +178,8 @@ async def _breakdown(
     async with Reader(reader_options(found)) as models:
         facts = await models.facts(spec)
     try:
-        return (breakdown(spec, facts), None) if memory is None else with_cards(spec, facts, memory)
+        whole, placed = (breakdown(spec, facts), None) if memory is None else with_cards(spec, facts, memory)
+        return with_refusal(whole, spec, facts), placed
     except BadRow as error:  # of this command line, not of a row
         raise UsageError(error.problem.replace("backend_parameters", "--param", 1), error.remedy) from error
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gpustackd.cli.output import console
-from gpustackd.errors import UsageError
+from gpustackd.errors import BadRow, UsageError
 
 if TYPE_CHECKING:
     from gpustackd.domain.facts import ModelFacts
@@ -50,6 +50,19 @@ def with_cards(spec: ModelSpec, facts: ModelFacts, memory: int) -> tuple[Breakdo
     layout = stated if stated.world is not None else chosen
     of_one_copy = placed.booked * layout.tp * layout.pp // placed.gpus
     return breakdown(spec, facts, booked=of_one_copy, layout=chosen), placed
+
+
+def with_refusal(found: Breakdown, spec: ModelSpec, facts: ModelFacts) -> Breakdown:
+    """With a warning where no search for a place would go on: flags that cannot be used, or not together, or
+    that do not divide the model. The figures stand."""
+    from gpustackd.estimate.demand import build_demand
+    from gpustackd.placement.fit.engines import rules_of
+
+    try:
+        rules_of(build_demand(spec, facts))
+    except BadRow as error:
+        return replace(found, warnings=(*found.warnings, f"no instance would be placed: {error}"))
+    return found
 
 
 def as_json(found: OnCards) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -55,6 +56,9 @@ for command in (run, migrate, check, apply, get, explain, estimate, audit, demo)
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code (contract section 2)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path of this host need not be text
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(list(_arguments(sys.argv[1:])))
     except BrokenPipeError:

@@ -139,7 +139,8 @@ class ModelSpec:
             if self.source is Source.HUGGINGFACE
             else (self.local_path,)
         )
-        return sha256("/".join(p for p in parts if p).encode()).hexdigest()
+        # a path of this host need not be text
+        return sha256("/".join(p for p in parts if p).encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
     def skips_gpu_count_check(self) -> bool:

@@ -27,7 +27,8 @@ class Origin:
     def index(self) -> str:
         """`model_files.source_index` of a downloaded copy (estimate spec section 13)."""
         scope = ("model_scope",) if self.source is Source.MODEL_SCOPE else ()
-        return sha256("/".join((*scope, self.name, *filter(None, (self.file,)))).encode()).hexdigest()
+        parts = "/".join((*scope, self.name, *filter(None, (self.file,))))
+        return sha256(parts.encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
     def path(self) -> str | None:

@@ -1,6 +1,7 @@
 """`gpustackd estimate` on model directories: what is counted, what is refused, in which shape."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -156,3 +157,38 @@ def test_a_card_that_cannot_be_is_a_usage_error(
     assert (code, out) == (2, "")
     assert "--card" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--param=--gpu-memory-utilization=2"], "--gpu-memory-utilization is 2"),
+        (["--param=--tp=3"], "28 heads cannot be split evenly over 3 GPUs"),
+        (["--backend=SGLang", "--param=--mem-fraction-static=x"], "--mem-fraction-static is 'x'"),
+        (["--backend=MindIE", "--param=-tp 3"], "--tensor-parallel-size is 3, it must be a power of two"),
+        (["--param=--hf-overrides=1"], "--hf-overrides is '1'"),
+    ],
+)
+def test_flags_with_which_nothing_would_be_placed_are_told_beside_the_figures(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
+    code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "-o", "json", *arguments)
+    found = json.loads(out)
+    assert (code, found["weights"]) == (0, 15231271856)
+    assert said in " ".join(found["warnings"])
+
+
+def test_a_path_that_is_no_text_is_read_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / os.fsdecode(b"m\xff")
+    write_model(folder, ModelFiles.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
+    code, out, _ = estimate(monkeypatch, capsys, str(folder), "-o", "json")
+    assert (code, json.loads(out)["weights"]) == (0, 15231271856)
+    code, out, err = estimate(monkeypatch, capsys, str(folder))
+    assert (code, err) == (0, "")
+    code, _, err = estimate(monkeypatch, capsys, str(folder / "absent"))
+    assert code == 1
+    assert "does not exist" in err
