@@ -22,8 +22,8 @@ _OTHERS = 0.2
 class Places:
     """Scores places of one model's replicas on a fleet; `maximum` is what a perfect place scores.
 
-    `compat` keeps two oddities of the peer: parts on several workers count their number twice over, and a
-    score may exceed the maximum.
+    `compat` keeps three oddities of the peer: parts on several workers count their number twice over, a score
+    may exceed the maximum, and a claim that is silent of its cards' memory scores by its RAM.
     """
 
     fleet: Fleet
@@ -34,7 +34,7 @@ class Places:
 
     def score(self, replica: Replica) -> float:
         """0 for a replica without a place, and for one whose claim does not tell what it holds there."""
-        if not replica.placed or not _told(replica.main):
+        if not replica.placed or not (self.compat or _told(replica.main)):
             return 0.0
         if self.strategy is Strategy.SPREAD:
             score = self._spread(replica.main)

@@ -14,6 +14,7 @@ import pytest
 from gpustackd.daemon.backoff import Backoff
 from gpustackd.daemon.unique_queue import UniqueQueue
 from gpustackd.daemon.work_queue import Change, Item, WorkQueue
+from gpustackd.domain.fleet import Fleet, GpuRow, WorkerRow
 from gpustackd.domain.lifecycle import State
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow
@@ -27,9 +28,13 @@ from tests import peer_cases as peer
 
 QUEUES = peer.cases("queue")
 SCHEDULES = peer.cases("scaling_schedule")
-SCALE_DOWNS = peer.cases("scale_down")
+SCALE_DOWNS = [*peer.cases("scale_down"), *peer.cases("scorer.instance_chain")]
+ITEMS = [c for c in peer.cases("scorer.placement") if c["inputs"]["scorers"][0].get("scale") == "scale_down"]
 
-SCORERS = {"StatusScorer": "status", "OffloadLayerScorer": "offload", "PlacementScorer": "placement"}
+SCORERS = {
+    "StatusScorer": "status", "OffloadLayerScorer": "offload", "PlacementScorer": "placement",
+    "status": "status", "offload_layers": "offload", "placement": "placement",
+}  # fmt: skip
 
 
 def named(case: dict[str, Any]) -> str:
@@ -39,11 +44,29 @@ def named(case: dict[str, Any]) -> str:
 # -- scale-down --------------------------------------------------------------------------------------------
 
 
+def model_of(case: dict[str, Any]) -> dict[str, Any]:
+    """The model; of a chain's own tests, whose scorers name the strategy, the first one."""
+    strategies = [s["strategy"] for s in case["inputs"].get("scorers", []) if s.get("strategy")]
+    return case.get("model") or {"id": 1, "placement_strategy": next(iter(strategies), None)}
+
+
+def fleet_of(case: dict[str, Any]) -> Fleet:
+    """The workers with what is left of them, where the case says so by name."""
+    fleet = peer.fleet(case)
+    for name, left in (case["inputs"].get("allocatable_given") or {}).items():
+        w = fleet.by_name[name]
+        fleet.ram_capacity[w], fleet.ram_allocated[w] = left["ram"], 0
+        for slot, index in enumerate(fleet.gpu_index[w].tolist()):
+            if (size := left["vram"].get(str(index))) is not None:
+                fleet.vram_capacity[w, slot], fleet.vram_allocated[w, slot] = size, 0
+    return fleet
+
+
 def candidates(case: dict[str, Any]) -> list[Replica]:
     states = {w["id"]: w["state"].upper() for w in map(peer.worker, case["workers"])}
     found = []
     for n, i in enumerate(case["existing_instances"]):
-        if i.get("model_id", case["model"]["id"]) != case["model"]["id"]:
+        if i.get("model_id", model_of(case)["id"]) != model_of(case)["id"]:
             continue
         subordinates = i.get("subordinates") or i.get("subordinate_workers") or []
         parts = [{**s, "computed_resource_claim": s.get("claim")} for s in subordinates]
@@ -72,9 +95,9 @@ def weights(case: dict[str, Any], only: str | None = None) -> Weights:
 
 @pytest.mark.parametrize("case", SCALE_DOWNS, ids=named)
 def test_scale_down(case: dict[str, Any]) -> None:
-    model = case["model"]
+    model = model_of(case)
     strategy = Strategy(model.get("placement_strategy") or "spread")
-    there, fleet, expect = candidates(case), peer.fleet(case), case["expect"]
+    there, fleet, expect = candidates(case), fleet_of(case), case["expect"]
 
     def places(chain: Weights) -> Places:
         return Places(fleet, model["id"], strategy, chain.placement, compat=True)
@@ -89,6 +112,28 @@ def test_scale_down(case: dict[str, Any]) -> None:
         assert part == {int(i): pytest.approx(v, abs=1e-4) for i, v in values.items()}, scorer
     order = [r.id for r in ranked(there, chain, places(chain), compat=True)]
     assert order == expect.get("order", order)
+
+
+@pytest.mark.parametrize("case", ITEMS, ids=named)
+def test_placement_of_one_item(case: dict[str, Any]) -> None:
+    inputs = case["inputs"]
+    (scorer,), left, claim = inputs["scorers"], inputs["allocatable"], inputs["claim"]
+    fleet = Fleet()
+    fleet.put_worker(WorkerRow(1, "w", 1, "READY", ram_capacity=left["ram"]))
+    for index, size in left["vram"].items():
+        fleet.put_gpu(GpuRow(10 + int(index), 1, int(index), "cuda", vram_total=size, capacity=size))
+    item = replica(
+        {
+            "id": 1,
+            "state": "RUNNING",
+            "worker_id": 1,
+            "worker_state": "READY",
+            "gpu_indexes": inputs.get("gpu_indexes"),
+            "computed_resource_claim": claim,
+        }
+    )
+    places = Places(fleet, 1, Strategy(scorer["strategy"]), scorer["max_score"], compat=True)
+    assert places.score(item) == pytest.approx(case["expect"]["score"])
 
 
 # -- scaling windows ---------------------------------------------------------------------------------------
