@@ -21,6 +21,8 @@ from gpustackd.estimate.gguf.serving import Serving
 KEPT = 512
 SOME = 3
 """Layers of one kind that stand for all on a device."""
+SHALLOW = 16
+"""Layers of a network of several kinds that are all laid out, since few of them are alike."""
 
 
 def load_of(dims: Dimensions, serving: Serving) -> Load:
@@ -57,6 +59,7 @@ class Buffers:
         self._network = network_of(facts)
         self._moved = _moved(tensors, serving)
         self._kinds = _kinds(dims, tensors, self._moved)
+        self._shallow = self._dims.layers <= SHALLOW and len(set(self._kinds)) > 1
         self._kept: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.warnings: tuple[str, ...] = ()
         self._known = is_known(facts)
@@ -94,7 +97,7 @@ class Buffers:
         here: list[int] = []
         on_devices = [r for r in runs if r[0] != devices]
         for place, run in runs:
-            few = _standing_for(run, self._kinds)
+            few = run if self._shallow else _standing_for(run, self._kinds)
             if place == devices:
                 order += few
                 here += [-1] * len(few)

@@ -108,7 +108,7 @@ STYLES: Mapping[str, Style] = MappingProxyType({
     "mpt": Style(rms=False, turns=False, wide_norms=True),
     "nemotron": _LAYER_NORMED,
     "olmo": Style(rms=False, bare_norms=True),
-    "olmo2": Style(second_norm="", wide_norms=True),
+    "olmo2": Style(second_norm="", wide_norms=True, heads_after_norms=True),
     "olmoe": Style(wide_norms=True, heads_after_norms=True, experts_normed=False),
     "orion": _LAYER_NORMED,
     "phi2": Style(rms=False, parallel="awb", scaled_queries=True),
