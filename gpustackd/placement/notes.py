@@ -62,6 +62,7 @@ NOTES: tuple[Note, ...] = (
         "configurations are data; no code of a repository runs",
         "sources.config_json",
     ),
+    Note("estimate.6.3.roots", _L, "model roots that a worker's file API keeps to: the worker's side of it"),
     Note(
         "estimate.7.readings", _M, "vision parts, `dtype`, latent attention are read", "sources.config_json"
     ),
