@@ -86,6 +86,8 @@ class Settings(BaseSettings):
     drain_window: NotNegative = 0.0
     """How long a surplus replica of a model without roles drains before it is deleted; groups have a knob."""
     placement_strategy: Annotated[Strategy, Lower] = Strategy.SPREAD
+    queue_order: Annotated[Literal["priority", "decreasing"], Lower] = "priority"
+    """Who of those that wait is decided first: by priority and age, or within a priority the largest."""
     commit_check: Annotated[Check, Lower] = Check.FITS
     foreign_memory: Annotated[Literal["ignore", "avoid"], Lower] = "ignore"
     http: HttpAddress = Address("127.0.0.1", 9480)

@@ -41,7 +41,7 @@ def apply(
     Example: gpustackd apply -f deploy/examples/fleet.yaml -f models.yaml
     """
     url = database(config, database_url)
-    texts = [_read(path) for path in file]
+    texts = [read_file(path) for path in file]
     applied, refused = anyio.run(_apply, url, texts)
     if output is Form.JSON:
         refusals = [{"problem": e.problem, "next": e.remedy} for e in refused]
@@ -55,7 +55,7 @@ def apply(
         raise typer.Exit(max(failure.tell(error) for error in refused))
 
 
-def _read(path: Path) -> tuple[str, str]:
+def read_file(path: Path) -> tuple[str, str]:
     """(text, name) of one file. Raise UsageError where it cannot be read."""
     try:
         if str(path) == "-":
@@ -63,7 +63,7 @@ def _read(path: Path) -> tuple[str, str]:
         with path.open("rb") as file:
             return _within_bounds(file, str(path)), str(path)
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text", "apply takes YAML or JSON") from None
+        raise UsageError(f"{path} is not UTF-8 text", "documents are YAML or JSON") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
 

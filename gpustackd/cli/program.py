@@ -20,6 +20,7 @@ from gpustackd.cli.estimate import estimate
 from gpustackd.cli.explain import explain
 from gpustackd.cli.get import get
 from gpustackd.cli.migrate import migrate
+from gpustackd.cli.plan import plan
 from gpustackd.cli.run import run
 
 app = typer.Typer(
@@ -50,7 +51,7 @@ def _options(
     failure.show_tracebacks(debug)
 
 
-for command in (run, migrate, check, apply, get, explain, estimate, audit, demo):
+for command in (run, migrate, check, apply, get, explain, plan, estimate, audit, demo):
     app.command()(command)
 
 

@@ -28,7 +28,8 @@ _READING_MOST = 32
 
 class Analysis:
     """Runs until cancelled; `tasks` is where models are read. `batches` bounds how many batches are under way
-    at once: one is being committed, the others are decided or wait for it."""
+    at once: one is being committed, the others are decided or wait for it.
+    `in_order`: a batch is decided in the order in which it was taken."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Analysis:
         usage: Usage,
         clock: Callable[[], float],
         batches: int = 4,
+        in_order: bool = False,
     ) -> None:
         self._owner = owner
         self._lease = lease
@@ -57,6 +59,7 @@ class Analysis:
         self._paths = paths
         self._usage = usage
         self._clock = clock
+        self._in_order = in_order
         self._most = max(1, batches - 1) * _BATCH
 
     async def run(self) -> None:
@@ -89,7 +92,7 @@ class Analysis:
             if row is None:  # somebody else took it, or it is gone; a scan finds it if it waits again
                 self._queue.done(t.id)
                 continue
-            work = Work(t, row.name, None, row.signature, row.epoch, row.attempts, learnt=row.learnt)
+            work = Work(t, row.name, None, row.signature, row.epoch, row.attempts)
             known = self._catalogue.demand(t.model_id)
             if row.signature is None or t.origin is Origin.DUE:
                 if known is None and len(self._desk.reading.get(t.model_id, ())) >= _READING_MOST:
@@ -100,9 +103,14 @@ class Analysis:
                 self.read_then(work)  # refused before: the row stays as it is until there is news
             else:
                 tried.append(work)
-        self._desk.push(tried)
-        if fresh:
-            self._desk.push(await self.claim(fresh))
+        if self._in_order:
+            rank = {t.id: n for n, t in enumerate(taken)}
+            ready = [*tried, *(await self.claim(fresh) if fresh else ())]
+            self._desk.push(sorted(ready, key=lambda work: rank[work.id]))
+        else:  # what needs no claim does not wait for one
+            self._desk.push(tried)
+            if fresh:
+                self._desk.push(await self.claim(fresh))
         await self._catalogue.fill()
 
     async def claim(self, wanted: list[Work]) -> list[Work]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 
 from gpustackd.daemon.configure import policy, reader_options, usage_fresh, worker_token
 from gpustackd.daemon.path_probe import PROBE_CONNECT, PROBE_TOTAL, PathProbe
+from gpustackd.daemon.plan import Plan, Planner
 from gpustackd.daemon.standing import Standing
 from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.ports import Store
 from gpustackd.settings import Settings
 from gpustackd.sources.reader import Reader
 from gpustackd.sources.worker_files import WorkerFiles
+from gpustackd.store.documents import Document
+from gpustackd.store.overlay import Overlay
+from gpustackd.store.snapshot import snapshot
+from gpustackd.store.whole_copy import whole
 
 
 @asynccontextmanager
@@ -33,3 +38,23 @@ async def standing_on(
         foreign = None if fresh is None else await (measured_by or store).foreign_memory(fresh)
         paths = PathProbe(files, around, monotonic)
         yield await Standing.of(store, models, policy(settings), around, paths, foreign=foreign)
+
+
+@asynccontextmanager
+async def planned(
+    url: str, settings: Settings, files: Sequence[Sequence[Document]]
+) -> AsyncIterator[tuple[Plan, Mapping[int, tuple[str, str]]]]:
+    """What would become of documents, each inner sequence a file of them; and (instance, model) by the id of
+    every instance there would be. Raises Refused as `apply` would, DatabaseUnavailable or WrongRevision."""
+    async with snapshot(url, "gpustackd plan") as (source, connection):
+        store = await whole(source, connection)
+        zone = settings.timezone or await connection.fetchval("SHOW timezone")
+        before = list(store.model_instances)
+        overlay = Overlay(store)
+        for documents in files:
+            await overlay.write(documents)
+        async with standing_on(store, settings, measured_by=source) as standing:
+            planner = Planner(store, overlay, standing)
+            made = await planner.plan(before, decreasing=settings.queue_order == "decreasing", zone=zone)
+            models = store.models_by_id
+            yield made, {i.id: (i.name, models[i.model_id].name) for i in store.model_instances.values()}

@@ -24,6 +24,7 @@ from gpustackd.daemon.stopping import Stopping
 from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.systemd import Systemd
 from gpustackd.daemon.view import View
+from gpustackd.daemon.weighing import Order
 from gpustackd.errors import Contended, DatabaseUnavailable, GpustackdError
 from gpustackd.ports import Health, ModelReader, Wake
 from gpustackd.settings import Settings
@@ -180,6 +181,7 @@ class Daemon:
             paths=self._paths,
             usage_fresh=usage_fresh(self._settings),
             replicas=self._replicas,
+            order=Order(self._settings.queue_order),
         )
 
     def _replicas(self, view: View) -> Replicas:

@@ -30,6 +30,16 @@ class Gathered:
     """Look at everything: at start, at a rescan, after a reconnect, on overflow."""
     listening_began: bool = False
 
+    def add(self, more: Gathered) -> bool:
+        """Take over what came later; returns whether instances were created meanwhile."""
+        self.created |= more.created
+        self.models |= more.models
+        self.cures |= more.cures
+        self.deleted |= more.deleted
+        self.full |= more.full
+        self.listening_began |= more.listening_began
+        return bool(more.created)
+
     @property
     def anything(self) -> bool:
         return bool(self.created or self.models or self.cures or self.deleted or self.full)
@@ -68,5 +78,9 @@ class Gathering:
         while not self._now.anything:
             self._event = anyio.Event()
             await self._event.wait()
+        return self.take()
+
+    def take(self) -> Gathered:
+        """Everything since the last call, perhaps nothing."""
         found, self._now = self._now, Gathered()
         return found

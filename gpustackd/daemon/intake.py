@@ -17,6 +17,7 @@ from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.unique_queue import ElsewhereOf, Origin, ParkedGroup, UniqueQueue
 from gpustackd.daemon.view import View
+from gpustackd.daemon.weighing import Weighing
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Cure, NoFit
@@ -47,6 +48,7 @@ class Intake:
         tasks: TaskGroup,
         paths: PathProbe,
         around: Surroundings,
+        weighing: Weighing,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -60,6 +62,7 @@ class Intake:
         self._tasks = tasks
         self._paths = paths
         self._around = around
+        self._weighing = weighing
         self._clock = clock
         self._looked = 0.0
         self._look_owed = False
@@ -70,6 +73,7 @@ class Intake:
             news = Gathered()
             with anyio.move_on_after(self._until_owed_look()):
                 news = await self._gathering.next()
+            await self._weighing.burst(news)
             try:
                 if news.anything:
                     await self._attend(news)
@@ -97,7 +101,9 @@ class Intake:
         if news.deleted:
             self._view.reload_next()
         if news.created:  # before a scan, which would count them as found by it alone
-            self.put(await self._store.waiting(sorted(news.created)), Origin.NOTIFY)
+            rows = await self._store.waiting(sorted(news.created))
+            await self._weighing.weigh({r.model_id for r in rows})
+            self.put(rows, Origin.NOTIFY)
         if news.full:
             await self._scan()
             return
@@ -122,6 +128,8 @@ class Intake:
                 model_id=row.model_id,
                 origin=origin,
                 due_in=row.due_in,
+                size=self._weighing.size(row.model_id),
+                batch=self._weighing.batch(row.model_id),
             ):
                 if known is None:
                     self._reports.enqueued(row, origin)
@@ -136,6 +144,7 @@ class Intake:
         self._catalogue.forget()
         changed = await self._view.reconcile()
         rows = await self._store.waiting(None)
+        await self._weighing.weigh({r.model_id for r in rows})
         self.put(rows, origin)
         gone = self._queue.rescan_finished()
         for known in [i for i in self._desk.rows if self._queue.lane_of(i) is None]:

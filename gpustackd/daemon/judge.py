@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from hashlib import md5
 from time import perf_counter
 
+from gpustackd.daemon.demand_mix import DemandMix
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.view import View
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.lessons import Avoided, elsewhere
 from gpustackd.domain.outcome import Cure, NoFit, Outcome, Placed, Reason
 from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import Pools
@@ -54,6 +54,8 @@ class Judge:
         self._refused: dict[Hashable, NoFit] = {}
         self._looked_at: set[Hashable] = set()
         self._tick = -1
+        self.mix: DemandMix | None = None
+        """Demands to come, for the strategy that keeps room for them; None = nothing is known of them."""
         self.flowing: set[Hashable] = set()
         """Parked groups of which the last try found a place: the next ones follow."""
 
@@ -85,10 +87,8 @@ class Judge:
         """What demands with the same answer have in common."""
         return (demand.spec.id, demand.spec.version, demand.digest)
 
-    def decide(
-        self, demand: Demand, instance_id: int, name: str, avoid: Sequence[Avoided] = ()
-    ) -> tuple[Outcome, float]:
-        """The outcome and how long it took (milliseconds). Any place is preferred to those to `avoid`."""
+    def decide(self, demand: Demand, instance_id: int, name: str) -> tuple[Outcome, float]:
+        """The outcome and how long it took (milliseconds)."""
         key = self.group(demand)
         fleet = self._view.fleet
         if fleet.tick != self._tick:
@@ -97,18 +97,22 @@ class Judge:
         if (kept := self._refused.get(key)) is not None:
             return kept, 0.0
         started = perf_counter()
-        if avoid and (found := self.anew(demand, instance_id, name, avoid, holds=False)) is not None:
-            return found, (perf_counter() - started) * 1000
+        policy = self._policy if self.mix is None else self.mix.apply(self._policy, demand)
         try:
-            outcome: Outcome = decide(fleet, demand, Subject(instance_id, name), self._policy, self._memo)
+            outcome: Outcome = decide(fleet, demand, Subject(instance_id, name), policy, self._memo)
         except Exception as error:  # one demand that trips the search must not stop the others
             self._reports.unexpected("decision", error, model=demand.spec.name)
             outcome = _failed(demand, error)
         took = (perf_counter() - started) * 1000
+        for fault in outcome.faults:
+            self._reports.left_out(fault, demand.spec.name)
         if outcome.cut:
             self._reports.search_cut(demand.spec.name, instance_id, took)
+        if self.mix is not None and instance_id:
+            self.mix.saw(demand)
         if isinstance(outcome, NoFit):
-            self._refused[key] = outcome
+            if not outcome.faults:
+                self._refused[key] = outcome
         elif key not in self._looked_at:
             self._look_at(key, demand, outcome)
         return outcome, took
@@ -129,18 +133,6 @@ class Judge:
             " length, or give it more memory"
         )
         self._reports.event("warning", "placement.tight", model=demand.spec.name, reason=text)
-
-    def anew(
-        self, demand: Demand, instance_id: int, name: str, avoid: Sequence[Avoided], *, holds: bool = True
-    ) -> Placed | None:
-        """A place other than those to avoid, if there is one; what the instance holds now counts as free."""
-        fleet = elsewhere(self._view.fleet, avoid) if avoid else self._view.fleet
-        try:
-            outcome = decide(fleet, demand, Subject(instance_id, name, leave_out=holds), self._policy)
-        except Exception as error:
-            self._reports.unexpected("decision", error, model=demand.spec.name)
-            return None
-        return outcome if isinstance(outcome, Placed) else None
 
     def probe(self, demand: Demand) -> Outcome:
         """Whether anything of this demand fits now; nothing is assumed."""

@@ -47,8 +47,8 @@ class Item:
     entries are known. No stamp is ever used again, not even after an id was forgotten and put anew."""
 
     __slots__ = (
-        "again", "created", "cures", "due", "gone", "group", "id", "lane", "missed", "model_id", "origin",
-        "priority", "scan", "signature", "stamp",
+        "again", "batch", "created", "cures", "due", "gone", "group", "id", "lane", "missed", "model_id",
+        "origin", "priority", "scan", "signature", "size", "stamp",
     )  # fmt: skip
 
     def __init__(
@@ -59,11 +59,17 @@ class Item:
         created: float,
         origin: Origin,
         scan: int,
+        size: float = 0.0,
+        batch: int = 0,
     ) -> None:
         self.id = id
         self.model_id = model_id
         self.priority = priority
         self.created = created
+        self.size = size
+        """The larger ones of a priority come first; all 0 where the order is by age."""
+        self.batch = batch
+        """Of those of one age, those of one batch follow each other."""
         self.origin = origin
         self.lane = Lane.ACTIVE
         self.scan = scan
@@ -84,9 +90,8 @@ class Item:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Lowest for the one to work on first: highest priority, then oldest. Instances of one statement are
-        of one age: those of one model follow each other, so that what is worked out for one serves all."""
-        return (-self.priority, self.created, self.model_id, self.id)
+        """Lowest for the one to work on first: highest priority, largest, then oldest."""
+        return (-self.priority, -self.size, self.created, self.batch, self.id)
 
     @property
     def worth(self) -> tuple[float, ...]:
@@ -167,9 +172,9 @@ class Lanes:
         """Take an item that has left its lane out of the queue."""
         del self.items[item.id]
 
-    def rank_anew(self, item: Item, priority: int, created: float) -> None:
+    def rank_anew(self, item: Item, priority: int, created: float, size: float) -> None:
         """Change the order of an item inside its lane."""
-        item.priority, item.created = priority, created
+        item.priority, item.created, item.size = priority, created, size
         if item.lane is Lane.IN_FLIGHT:
             return
         item.stamp = next(self._stamps)

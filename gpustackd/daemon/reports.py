@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from gpustackd.daemon.desk import Desk, Work
 from gpustackd.daemon.unique_queue import Origin, UniqueQueue
 from gpustackd.daemon.view import View
 from gpustackd.domain.fleet import WorkerRow
+from gpustackd.domain.outcome import Reason
 from gpustackd.observe.logging import Log
 from gpustackd.observe.metrics import Metrics
 from gpustackd.ports import CommitResult, Proposal, Refusal, ReplicasSeen, Waiting
 from gpustackd.replicas.number import Steps
+
+_QUIET = 30.0
+"""Seconds between two lines on the same failing stage."""
 
 
 class Reports:
@@ -22,6 +27,7 @@ class Reports:
         self.log = log
         self.metrics = metrics
         self._names: dict[int, str] = {}
+        self._quiet_until: dict[str, float] = {}
 
     def attach(self, queue: UniqueQueue, view: View, desk: Desk) -> None:
         """From now on gauges show this session."""
@@ -104,6 +110,15 @@ class Reports:
         self.log.warning(
             "search.cut", model=model, instance_id=instance_id, duration_ms=round(milliseconds, 3)
         )
+
+    def left_out(self, fault: Reason, model: str) -> None:
+        """A decision was made without a filter or scorer that failed. Counted each time, logged now and
+        then: a filter that fails once fails in every decision."""
+        stage, now = str(fault.params.get("stage")), monotonic()
+        self.metrics.stage_failed(stage)
+        if now >= self._quiet_until.get(stage, 0.0):
+            self._quiet_until[stage] = now + _QUIET
+            self.log.error("decision.stage_failed", stage=stage, model=model, reason=fault.text)
 
     def lost(self, work: Work) -> None:
         self.metrics.attempt("lost")

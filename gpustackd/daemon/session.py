@@ -17,6 +17,7 @@ import anyio
 
 from gpustackd.daemon.analyse import Analysis
 from gpustackd.daemon.catalogue import Catalogue
+from gpustackd.daemon.demand_mix import DemandMix
 from gpustackd.daemon.desk import Desk
 from gpustackd.daemon.gathering import Gathering
 from gpustackd.daemon.intake import Intake
@@ -30,6 +31,7 @@ from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.unique_queue import UniqueQueue
 from gpustackd.daemon.usage import Usage
 from gpustackd.daemon.view import View
+from gpustackd.daemon.weighing import Order, Weighing
 from gpustackd.errors import Contended, DatabaseUnavailable, WrongRevision
 from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
@@ -69,6 +71,7 @@ class Session:
         paths: PathProbe,
         usage_fresh: float | None,
         replicas: Callable[[View], Replicas],
+        order: Order = Order.PRIORITY,
     ) -> None:
         """`usage_fresh`: seconds for which a usage sample is trusted; None = others' memory never counts."""
         self._identity = identity
@@ -86,6 +89,7 @@ class Session:
         self._paths = paths
         self._usage_fresh = usage_fresh
         self._replicas = replicas
+        self._order = order
         self.queue = UniqueQueue(monotonic)
         self.view = View(store, reports.worker_state)
         self.desk = Desk()
@@ -101,6 +105,7 @@ class Session:
         catalogue = Catalogue(self._store, self._reader, self._reports, monotonic, count_draft=draft)
         judge = Judge(self.view, self._policy, self._reports)
         judge.set_paths(self._paths.facts)
+        judge.mix = DemandMix(self.view, catalogue, self.desk.rows, monotonic)
         self._paths.changed, self._paths.tell = judge.set_paths, self._gathering.tell
         usage = Usage(
             store=self._store,
@@ -111,10 +116,14 @@ class Session:
         )
         self._reports.attach(self.queue, self.view, self.desk)
         async with anyio.create_task_group() as reading, anyio.create_task_group() as tasks:
+            weighing = Weighing(
+                self._order, self._policy.strategy, catalogue=catalogue, view=self.view,
+                gathering=self._gathering, paths=self._paths, tasks=reading, clock=monotonic,
+            )  # fmt: skip
             analysis = Analysis(
                 owner=owner, lease=self._lease, store=self._store, queue=self.queue, desk=self.desk,
                 catalogue=catalogue, reports=self._reports, tasks=reading, clock=monotonic,
-                batches=self._concurrency, paths=self._paths, usage=usage,
+                batches=self._concurrency, paths=self._paths, usage=usage, in_order=weighing.decreasing,
             )  # fmt: skip
             scheduling = Scheduling(
                 owner=owner, replica=name, store=self._store, queue=self.queue, desk=self.desk,
@@ -124,7 +133,7 @@ class Session:
             intake = Intake(
                 store=self._store, queue=self.queue, desk=self.desk, view=self.view, catalogue=catalogue,
                 judge=judge, gathering=self._gathering, reports=self._reports, tasks=reading, clock=monotonic,
-                around=self._around, paths=self._paths,
+                around=self._around, paths=self._paths, weighing=weighing,
             )  # fmt: skip
             leases = Leases(
                 owner=owner,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpustackd.daemon.reports import Reports
+from gpustackd.domain.outcome import Reason
 
 
 class Silence(Reports):
@@ -21,6 +22,9 @@ class Silence(Reports):
 
     def unexpected(self, what: str, error: BaseException, **fields: Any) -> None:
         self.event("error", "daemon.error", reason=f"{what}: {error!r}"[:2000], **fields)
+
+    def left_out(self, fault: Reason, model: str) -> None:
+        self.event("error", "decision.stage_failed", model=model, reason=fault.text)
 
     def search_cut(self, model: str, instance_id: int, milliseconds: float) -> None:
         self.event("warning", "search.cut", model=model, reason="the search ended for its budget")

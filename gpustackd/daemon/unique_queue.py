@@ -97,9 +97,15 @@ class UniqueQueue:
         model_id: int,
         origin: Origin = Origin.NOTIFY,
         due_in: float = 0.0,
+        size: float = 0.0,
+        batch: int | None = None,
     ) -> bool:
-        """Tell that an instance waits for work, as its row says. `created` orders equal priorities, older
-        first; `due_in` > 0 holds an id back for so many seconds. Returns False where there is no room for it.
+        """Tell that an instance waits for work, as its row says. Equal priorities go by `size`, larger
+        first, then by `created`, older first; `due_in` > 0 holds an id back for so many seconds. Returns
+        False where there is no room for it.
+
+        Instances of one statement are of one age. Of these, those of one `batch` (None = of one model) follow
+        each other, so that what is worked out for one serves all; batch 0 comes first, in the order of ids.
 
         An id that is in BACKOFF or PARKED stays there, only its rank is brought up to date. One that was
         ELSEWHERE waits, so nobody works on it any more. One in flight comes back once when it is finished.
@@ -108,14 +114,16 @@ class UniqueQueue:
             return False
         item = self._lanes.items.get(instance_id)
         if item is None:
-            item = Item(instance_id, model_id, priority, created, origin, self._scan)
+            batch = model_id if batch is None else batch
+            item = Item(instance_id, model_id, priority, created, origin, self._scan, size, batch)
             if len(self) >= self._limit and not self._make_room(item):
                 return False
             self._start(item, due_in)
             return True
         item.scan = self._scan
-        if (item.priority, item.created) != (priority, created):
-            self._lanes.rank_anew(item, priority, created)
+        size = size or item.size  # known once, known for good
+        if (item.priority, item.created, item.size) != (priority, created, size):
+            self._lanes.rank_anew(item, priority, created, size)
         if item.lane is Lane.ELSEWHERE:
             self._lanes.leave(item)
             item.origin = origin

@@ -25,6 +25,7 @@ EVENTS = {
     "model.doubtful": "what the files say speaks against the model's row; it is placed all the same",
     "model.noted": "what was assumed of a model, or left out of its size; it is placed all the same",
     "model.unreadable": "what a model is made of could not be read",
+    "decision.stage_failed": "a filter or scorer failed; decisions go on without it (told once in a while)",
     "search.cut": "the search for a place ended for its budget; its answer may not be the best one",
     "row.bad": "a row holds something that cannot be used; only that row suffers",
     "worker.state_changed": "a worker changed its state",

@@ -12,6 +12,10 @@ from prometheus_client.registry import Collector
 
 PHASES: Final = ("claim", "facts", "decide", "commit")
 OUTCOMES: Final = ("placed", "no_fit", "conflict", "preempted", "error", "lost")
+STAGES: Final = tuple(
+    [f"filter.{name}" for name in ("cluster", "gpu_selector", "labels", "status", "backend", "local_path")]
+    + [f"scorer.{name}" for name in ("placement", "locality", "preferred")]
+)
 _DECISION = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 1.28e-2, 2.56e-2, 0.1, 1.0)
 _PHASE = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.5, 2.0, 15.0)
 _WAIT = (5e-3, 1e-2, 2e-2, 4e-2, 0.1, 0.25, 1.0, 5.0, 30.0, 180.0, 600.0, 3600.0)
@@ -37,6 +41,12 @@ class Metrics:
         )
         self._cut = Counter(
             "gpustackd_searches_cut", "Searches for a place that ended for their budget", registry=on
+        )
+        self._stage_failures = Counter(
+            "gpustackd_stage_failures",
+            "Decisions that were made without a filter or scorer, because it failed",
+            ["stage"],
+            registry=on,
         )
         self._only_by_rescan = Counter(
             "gpustackd_placed_only_by_rescan",
@@ -87,6 +97,8 @@ class Metrics:
         for outcome in OUTCOMES:
             self._attempts.labels(outcome)
         self._database_errors.labels("lost")
+        for stage in STAGES:
+            self._stage_failures.labels(stage)
 
         self._reconnects = 0
         self._deaf_probes = 0
@@ -120,6 +132,10 @@ class Metrics:
     def search_cut(self) -> None:
         """A search ended for its budget."""
         self._cut.inc()
+
+    def stage_failed(self, stage: str) -> None:
+        """A decision went on without this filter or scorer (`filter.labels`, `scorer.locality`, …)."""
+        self._stage_failures.labels(stage).inc()
 
     def overtaken(self, count: int) -> None:
         """So many placements did not fit any more when their commit came up."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import asyncpg
@@ -45,7 +45,17 @@ def is_placed(document: Document) -> bool:
     return "worker_id" in document.references or any(document.values.get(c) is not None for c in PLACEMENT)
 
 
-async def placement_of(connection: asyncpg.Connection, document: Document) -> Placement:
+class Known(Protocol):
+    """Where workers and their GPUs are looked up: the database, or a copy of it."""
+
+    async def worker(self, key: int | str) -> Mapping[str, Any] | None:
+        """A worker by id or name: id, name, version, unified_memory, ip, advertise_address, ifname."""
+
+    async def cards(self, worker_id: int, gpu_type: str | None) -> Sequence[Mapping[str, Any]]:
+        """Its GPUs of one type: id, index, version."""
+
+
+async def placement_of(known: Known, document: Document) -> Placement:
     """Read a placement from a document and find its workers and GPUs. Raise Refused naming the field."""
     values = document.values
     state = values.get("state", State.SCHEDULED)
@@ -58,7 +68,7 @@ async def placement_of(connection: asyncpg.Connection, document: Document) -> Pl
     main = _share(document, worker, values, claim, "")
     servers = values.get("distributed_servers") or {}
     shares = [main, *_subordinates(document, servers)]
-    parts = [await _part(connection, document, share) for share in shares]
+    parts = [await _part(known, document, share) for share in shares]
     split = claim.get("tensor_split")
     # layers of a GGUF model lie on devices, each with an entry of its own
     workers = [p.worker_id for p in parts]
@@ -139,21 +149,32 @@ _BY_ID = _WORKER + "id = $1"
 _BY_NAME = _WORKER + "name = $1"
 
 
-async def _part(connection: asyncpg.Connection, document: Document, share: _Share) -> Part:
-    row = await connection.fetchrow(
-        _BY_ID if isinstance(share.worker, int) else _BY_NAME,
-        share.worker,
-    )
+class InDatabase:
+    """`Known` over a connection."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+
+    async def worker(self, key: int | str) -> Mapping[str, Any] | None:
+        row: Mapping[str, Any] | None = await self._connection.fetchrow(
+            _BY_ID if isinstance(key, int) else _BY_NAME, key
+        )
+        return row
+
+    async def cards(self, worker_id: int, gpu_type: str | None) -> Sequence[Mapping[str, Any]]:
+        rows: Sequence[Mapping[str, Any]] = await self._connection.fetch(
+            "SELECT id, index, version FROM gpu_devices WHERE worker_id = $1 AND type = $2",
+            worker_id,
+            gpu_type,
+        )
+        return rows
+
+
+async def _part(known: Known, document: Document, share: _Share) -> Part:
+    row = await known.worker(share.worker)
     if row is None:
         raise _wrong(document, "worker", f"there is no worker {share.worker}", "apply the Worker first")
-    cards = {
-        card["index"]: card
-        for card in await connection.fetch(
-            "SELECT id, index, version FROM gpu_devices WHERE worker_id = $1 AND type = $2",
-            row["id"],
-            share.gpu_type,
-        )
-    }
+    cards = {card["index"]: card for card in await known.cards(row["id"], share.gpu_type)}
     missing = [i for i in share.gpu_indexes if i not in cards]
     if missing:
         there = ", ".join(str(i) for i in sorted(cards)) or "none"

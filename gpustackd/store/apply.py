@@ -272,7 +272,7 @@ class _Writer:
 
     async def _place(self, d: Document, values: Mapping[str, Any], row: Any) -> Applied:
         """Adopt an instance where it runs, or book it anew where its document says otherwise than before."""
-        placement = await adoption.placement_of(self.connection, d)
+        placement = await adoption.placement_of(adoption.InDatabase(self.connection), d)
         plain = {c: v for c, v in values.items() if c not in PLACEMENT and c != "state"}
         state = values.get("state", State.SCHEDULED)
         action = "adopted"

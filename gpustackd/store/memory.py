@@ -341,6 +341,7 @@ def _worker(row: Worker) -> WorkerRow:
         ip=row.ip,
         advertise_address=row.advertise_address,
         ifname=row.ifname,
+        port=row.port,
     )
 
 

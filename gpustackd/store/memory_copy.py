@@ -19,18 +19,7 @@ async def copied(source: Store) -> MemoryStore:
     store = MemoryStore()
     store.copied_pools = await source.pools()
     store.copied_backends = await source.backends()
-    changes = await source.fleet_changes(None)
-    for worker in changes.workers:
-        store.workers[worker.id] = _worker(worker)
-    for gpu in changes.gpus:
-        if gpu.worker_id in store.workers:
-            store.gpu_devices[gpu.id] = _gpu(gpu, store.workers[gpu.worker_id])
-    rows: list[Worker | Gpu] = [*store.workers.values(), *store.gpu_devices.values()]
-    for n, row in enumerate(rows, 1):
-        row.changed = n
-    store.last_change = len(rows)
-    for booking in await source.bookings(None):
-        store.ledger.setdefault(booking.instance_id, []).append(booking)
+    await copied_fleet(source, store)
     for instance_id, held in store.ledger.items():
         main = next((b for b in held if b.part == "main"), held[0])
         store.models_by_id.setdefault(main.model_id, Model(main.model_id, f"model {main.model_id}"))
@@ -58,6 +47,25 @@ async def copied(source: Store) -> MemoryStore:
     return store
 
 
+async def copied_fleet(source: Store, store: MemoryStore) -> None:
+    """Workers, GPUs and the ledger of `source` into an empty store, with the same ids.
+
+    Raises DatabaseUnavailable.
+    """
+    changes = await source.fleet_changes(None)
+    for worker in changes.workers:
+        store.workers[worker.id] = _worker(worker)
+    for gpu in changes.gpus:
+        if gpu.worker_id in store.workers:
+            store.gpu_devices[gpu.id] = _gpu(gpu, store.workers[gpu.worker_id])
+    rows: list[Worker | Gpu] = [*store.workers.values(), *store.gpu_devices.values()]
+    for n, row in enumerate(rows, 1):
+        row.changed = n
+    store.last_change = len(rows)
+    for booking in await source.bookings(None):
+        store.ledger.setdefault(booking.instance_id, []).append(booking)
+
+
 def _worker(row: WorkerRow) -> Worker:
     on_top = row.vram_reserved if row.unified_memory else 0
     return Worker(
@@ -73,6 +81,7 @@ def _worker(row: WorkerRow) -> Worker:
         ip=row.ip,
         ifname=row.ifname,
         advertise_address=row.advertise_address,
+        port=row.port,
         ram_allocated=row.ram_allocated,
         over_committed=row.over_committed,
         version=row.version,

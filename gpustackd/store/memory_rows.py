@@ -96,6 +96,10 @@ class Rows:
             self._stamp(row)
         return id_
 
+    def begin_ids_after(self, taken: Iterable[int]) -> None:
+        """Give rows that are inserted from now on ids above all of these, as a sequence would."""
+        self._last_id = max([self._last_id, *taken])
+
     def _next_id(self, rows: Mapping[int, Any]) -> int:
         self._last_id += 1
         while self._last_id in rows:

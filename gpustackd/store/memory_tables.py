@@ -40,6 +40,7 @@ class Worker:
     ip: str | None = None
     ifname: str | None = None
     advertise_address: str | None = None
+    port: int | None = None
     heartbeat_at: datetime | None = None
     ram_allocated: int = 0
     over_committed: bool = False

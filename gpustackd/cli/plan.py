@@ -1,0 +1,109 @@
+"""`gpustackd plan`: what would happen if documents were applied now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from gpustackd.cli.apply import read_file
+from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, settings
+from gpustackd.cli.output import console, print_json
+from gpustackd.cli.plan_text import show
+from gpustackd.cli.what_is_left import gpu_rows, left, worker_rows
+from gpustackd.domain.outcome import NoFit, Placed
+
+if TYPE_CHECKING:
+    from gpustackd.daemon.plan import Plan, Trial
+    from gpustackd.settings import Settings
+
+Row = Mapping[str, Any]
+
+
+def plan(
+    file: Annotated[
+        list[Path], typer.Option("--file", "-f", help="YAML or JSON; - is standard input. May be repeated.")
+    ],
+    output: FormOption = Form.TEXT,
+    config: ConfigOption = None,
+    database_url: DatabaseOption = None,
+) -> None:
+    """What would happen if these documents were applied now.
+
+    Every instance that they ask for (ModelInstance documents, and of a model with replicas as many as are
+    missing) is tried on a copy of the present fleet, by the code that daemons decide with. Nothing is
+    written. Exit 1 where something does not fit.
+
+    Example: gpustackd plan -f models.yaml
+    """
+    found = settings(config, database_url)
+    texts = [read_file(path) for path in file]
+    answer = anyio.run(_answer, found, found.require_database(), texts)
+    if output is Form.JSON:
+        print_json({k: v for k, v in answer.items() if k != "fleet"})
+    else:
+        show(console(), answer)
+    if not answer["fits"]:
+        raise typer.Exit(1)
+
+
+async def _answer(found: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Raises Refused where `apply` would refuse a document."""
+    from gpustackd.daemon.compose_standing import planned
+    from gpustackd.store.documents import read_documents
+
+    files = [read_documents(text, name) for text, name in texts]
+    async with planned(url, found, files) as (made, names):
+        return answer_of(made, names)
+
+
+def answer_of(made: Plan, names: Mapping[int, tuple[str, str]]) -> dict[str, Any]:
+    """The plan as data. `names`: (instance, model) by instance id, of everything that holds something."""
+    known = {**names, **{t.id: (t.name, t.model) for t in made.trials}}
+    fleet = made.standing.fleet
+    asked = [t for t in made.trials if t.asked]
+    return {
+        "fits": made.fits,
+        "models": [
+            {
+                "name": m.name, "new": m.new, "instances": m.instances, "placed": m.placed, "added": m.added,
+                "fits": m.fits,
+                "peak": None if m.peak is None else {"replicas": m.peak.replicas, "placed": m.peak.placed},
+            }
+            for m in made.models
+        ],
+        "placements": [_placement(t, t.outcome) for t in asked if isinstance(t.outcome, Placed)],
+        "unplaced": [_refusal(t, t.outcome) for t in asked if isinstance(t.outcome, NoFit)],
+        "others": [
+            {"instance": t.name, "model": t.model, "placed": t.placed} for t in made.trials if not t.asked
+        ],
+        "left": left(fleet),
+        "warnings": list(made.warnings),
+        "fleet": (worker_rows(fleet), gpu_rows(fleet, known)),
+    }  # fmt: skip
+
+
+def _placement(trial: Trial, outcome: Placed) -> dict[str, Any]:
+    placement = outcome.placement
+    parts = [
+        {
+            "worker": p.worker_name, "gpu_type": p.gpu_type, "gpu_indexes": list(p.gpu_indexes),
+            "vram": {str(i): v for i, v in zip(p.gpu_indexes, p.vram, strict=True)}, "ram": p.ram,
+        }
+        for p in placement.parts
+    ]  # fmt: skip
+    return {
+        "instance": trial.name, "model": trial.model, "new": trial.new, **parts[0], "subordinates": parts[1:],
+        "score": round(placement.score, 4), "strategy": placement.strategy,
+        "offload_layers": placement.offload_layers, "total_layers": placement.total_layers,
+    }  # fmt: skip
+
+
+def _refusal(trial: Trial, outcome: NoFit) -> dict[str, Any]:
+    return {
+        "instance": trial.name, "model": trial.model, "new": trial.new, "message": outcome.message,
+        "reasons": [r.as_json() for r in outcome.reasons],
+    }  # fmt: skip

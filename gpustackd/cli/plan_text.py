@@ -1,0 +1,95 @@
+"""The answer of `gpustackd plan` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from gpustackd.cli.get import first_line
+from gpustackd.cli.output import gib, print_table
+from gpustackd.cli.picture import legend, picture
+
+Row = Mapping[str, Any]
+
+DRAWN = 40
+"""Workers in the picture."""
+
+
+def show(out: Console, answer: Row) -> None:
+    """The plan as `plan.answer_of` makes it: who goes where, how many of each fit, what is left."""
+    if answer["placements"]:
+        rows = [
+            (p["instance"], p["model"], _place(p), gib(sum(sum(x["vram"].values()) for x in _parts(p))))
+            for p in answer["placements"]
+        ]
+        print_table(out, ["INSTANCE", "MODEL", "WOULD GO TO", "VRAM"], rows, right=["VRAM"])
+        out.print()
+    for u in answer["unplaced"]:
+        out.print(f"{u['instance']} has no place:", markup=False)
+        for line in (u["message"] or "").strip().splitlines():
+            out.print(f"  {line}", markup=False)
+        out.print()
+    models = [
+        (
+            m["name"],
+            f"{m['placed']} of {m['instances']}",
+            m["added"],
+            _peak(m),
+            "" if m["fits"] else "does not fit",
+        )
+        for m in answer["models"]
+    ]
+    if models:
+        print_table(out, ["MODEL", "FIT", "NEW", "PEAK", ""], models, right=["FIT", "NEW", "PEAK"])
+    _show_others(out, answer["others"])
+    _show_left(out, answer)
+    for warning in answer["warnings"]:
+        out.print(f"note: {first_line(warning, 300)}", markup=False)
+    out.print(f"\n{'' if answer['fits'] else 'not '}everything fits; nothing was written", style="bold")
+
+
+def _show_others(out: Console, others: Sequence[Row]) -> None:
+    if others:
+        placed = sum(o["placed"] for o in others)
+        out.print(
+            f"\n{len(others)} instances wait already and are no part of this; {placed} would have a place"
+        )
+
+
+def _show_left(out: Console, answer: Row) -> None:
+    workers, gpus = answer["fleet"]
+    touched = {x["worker"] for p in answer["placements"] for x in _parts(p)}
+    shown = workers if len(workers) <= DRAWN else [w for w in workers if w["name"] in touched][:DRAWN]
+    if shown:
+        names = {w["name"] for w in shown}
+        out.print("\nThe fleet would be:" if len(shown) == len(workers) else "\nThese workers would be:")
+        out.print(picture(shown, [g for g in gpus if g["worker"] in names]))
+        out.print(legend(gpus), style="dim")
+    rows = [
+        (k["name"] or k["type"], k["gpus"], k["open"], k["untouched"], gib(k["free_bytes"]))
+        for k in answer["left"]["kinds"]
+    ]
+    if rows:
+        out.print("\nLeft:")
+        headings = ["GPU", "GPUS", "OPEN", "UNTOUCHED", "FREE"]
+        print_table(out, headings, rows, right=headings[1:])
+
+
+def _parts(placement: Row) -> list[Row]:
+    return [placement, *placement["subordinates"]]
+
+
+def _place(placement: Row) -> str:
+    return " + ".join(
+        f"{p['worker']} {p['gpu_type']}:{','.join(map(str, p['gpu_indexes']))}"
+        if p["gpu_indexes"]
+        else f"{p['worker']} cpu"
+        for p in _parts(placement)
+    )
+
+
+def _peak(model: Row) -> str:
+    peak = model["peak"]
+    return "-" if peak is None else f"{peak['placed']} of {peak['replicas']}"

@@ -1,0 +1,132 @@
+"""Orders of the queue: by priority and age, or the largest first within a priority (`decreasing`).
+
+For the second one an instance's size must be known when it enters the queue. So what is inserted together is
+gathered for a moment, and models that nobody read yet are read, for a little while: those that take longer
+come last, since nobody waits for a model whose files are slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from enum import StrEnum
+
+import anyio
+from anyio.abc import TaskGroup
+
+from gpustackd.daemon.catalogue import Catalogue
+from gpustackd.daemon.gathering import Gathered, Gathering
+from gpustackd.daemon.path_probe import PathProbe
+from gpustackd.daemon.view import View
+from gpustackd.domain.demand import Demand
+from gpustackd.domain.model_spec import Strategy
+from gpustackd.errors import BadRow
+from gpustackd.placement.fit.engines import rules_of
+from gpustackd.placement.score.mix import magnitude
+
+QUIET = 0.04
+"""Seconds without a further instance that end a burst."""
+LONGEST = 0.2
+"""Seconds after which a burst is taken as it is."""
+PATIENCE = 0.5
+"""Seconds that models are read for before their instances enter the queue."""
+AT_ONCE = 64
+REMEMBERED = 4096
+
+
+class Order(StrEnum):
+    """Which of the waiting instances is decided first (setting `queue_order`)."""
+
+    PRIORITY = "priority"
+    DECREASING = "decreasing"
+
+
+class Weighing:
+    """What an order needs to know of instances; `strategy` is that of models that name none. With
+    `priority` all sizes are 0."""
+
+    def __init__(
+        self,
+        order: Order,
+        strategy: Strategy,
+        *,
+        catalogue: Catalogue,
+        view: View,
+        gathering: Gathering,
+        paths: PathProbe,
+        tasks: TaskGroup,
+        clock: Callable[[], float],
+    ) -> None:
+        self._strategy = strategy
+        self.decreasing = order is Order.DECREASING
+        self._catalogue = catalogue
+        self._view = view
+        self._gathering = gathering
+        self._paths = paths
+        self._tasks = tasks
+        self._clock = clock
+        self._sizes: dict[Hashable, int] = {}
+
+    def size(self, model_id: int) -> int:
+        """Bytes that an instance of this model would take of the largest cards; 0 = not known, or of no
+        matter."""
+        if not self.decreasing:
+            return 0
+        demand = self._catalogue.demand(model_id) or self._catalogue.last(model_id)
+        if not isinstance(demand, Demand):
+            return 0
+        largest = self._view.fleet.largest[0]
+        key = (demand.spec.id, demand.spec.version, demand.digest, largest)
+        if key not in self._sizes:
+            if len(self._sizes) >= REMEMBERED:
+                self._sizes.clear()
+            try:
+                self._sizes[key] = magnitude(rules_of(demand, compat=False), largest)
+            except BadRow:
+                self._sizes[key] = 0
+        return self._sizes[key]
+
+    def batch(self, model_id: int) -> int:
+        """What instances of one age are sorted by before their ids. Under `spread` it matters little who of a
+        burst comes first, and equal ones in a row are quick; the other strategies keep the order of ids."""
+        record = self._catalogue.record(model_id)
+        spec = record.spec if record is not None else None
+        strategy = (spec.placement_strategy if spec is not None else None) or self._strategy
+        return model_id if strategy is Strategy.SPREAD else 0
+
+    async def burst(self, news: Gathered) -> None:
+        """Wait until no further instance comes, and add what came to `news`."""
+        if not self.decreasing or not news.created:
+            return
+        end = self._clock() + LONGEST
+        while self._clock() < end:
+            await anyio.sleep(QUIET)
+            more = self._gathering.take()
+            if not news.add(more):
+                return
+
+    async def weigh(self, model_ids: Collection[int]) -> None:
+        """Read the rows of these models, and where sizes matter what they are made of, for a little while;
+        reading goes on behind."""
+        await self._catalogue.load(model_ids)
+        if not self.decreasing:
+            return
+        unknown = [m for m in model_ids if self._catalogue.demand(m) is None][:AT_ONCE]
+        if not unknown:
+            return
+        done = anyio.Event()
+        left = set(unknown)
+        for model_id in unknown:
+            self._tasks.start_soon(self._read, model_id, left, done)
+        with anyio.move_on_after(PATIENCE):
+            await done.wait()
+
+    async def _read(self, model_id: int, left: set[int], done: anyio.Event) -> None:
+        try:
+            await self._catalogue.read(model_id)
+            record = self._catalogue.record(model_id)
+            if record is not None and record.spec is not None:
+                await self._paths.look(record.spec)
+        finally:
+            left.discard(model_id)
+            if not left:
+                done.set()

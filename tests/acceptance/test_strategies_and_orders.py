@@ -1,0 +1,129 @@
+"""Placement strategies and queue orders, through a daemon: textbook fleets, largest first, whole workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.daemons import crew, within
+from tests.acceptance.machines import Site, W
+from tests.acceptance.record import Record, watching
+
+pytestmark = pytest.mark.anyio
+
+QUIET = {"rescan_interval": 600, "lease": 60}
+
+
+async def demands(site: Site, **columns: Any) -> dict[int, int]:
+    """Models that take exactly so many cards: number of cards -> id."""
+    found = {}
+    for n in (1, 2, 3):
+        flags = [f"--pipeline-parallel-size={n}"] if n > 1 else []
+        found[n] = await site.model(18 * n, backend_parameters=flags, **columns)
+    return found
+
+
+async def burst(site: Site, models: dict[int, int], sizes: list[int]) -> list[int]:
+    """Instances of so many cards each, in this order, in one transaction; their ids."""
+    async with site.sql.transaction():
+        return [i for n in sizes for i in await site.instances(models[n])]
+
+
+async def where(site: Site, ids: list[int]) -> list[str | None]:
+    """Workers of these once all are placed or refused."""
+    await site.settled(within(5))
+    return [row["worker_name"] for row in await site.rows(ids)]
+
+
+async def test_first_fit_on_the_textbook_fleet(site: Site, record: Record, tmp_path: Path) -> None:
+    await site.fleet(W("a", 256, "4x24"), W("b", 256, "2x24"))
+    models = await demands(site, placement_strategy="first_fit")
+    assert models[1] < models[2] < models[3]
+    async with crew(site.url, tmp_path / "logs", **QUIET) as daemons, watching(site.url):
+        (daemon,) = await daemons.start()
+        for n in (3, 2, 1):  # read once, so that the order of the burst is that of the queue
+            await site.delete(
+                "model_instances", *[r["id"] for r in await site.placed(await site.instances(models[n]))]
+            )
+        assert await where(site, await burst(site, models, [3, 2, 2, 1])) == ["a", "b", None, "a"]
+        assert daemon.count("daemon.error") == 0
+    assert await record.broken() == []
+
+
+@pytest.mark.parametrize("order", ["priority", "decreasing"])
+async def test_best_fit_decreasing_places_what_the_order_of_age_does_not(
+    site: Site, record: Record, tmp_path: Path, order: str
+) -> None:
+    await site.fleet(W("a", 256, "4x24"), W("b", 256, "3x24"))
+    models = await demands(site)
+    setting = {"placement_strategy": "best_fit", "queue_order": order, **QUIET}
+    async with crew(site.url, tmp_path / "logs", **setting) as daemons, watching(site.url):
+        await daemons.start()
+        if order == "decreasing":  # nobody has read the models yet
+            ids = await burst(site, models, [2, 3, 2])
+            assert await where(site, ids) == ["a", "b", "a"]
+        else:
+            first = await site.placed(await site.instances(models[2]))
+            second = await site.placed(await site.instances(models[2]))
+            ids = [first[0]["id"], second[0]["id"], *await site.instances(models[3])]
+            assert await where(site, ids) == ["b", "a", None]
+    assert await record.broken() == []
+
+
+async def test_a_freed_worker_goes_to_the_largest_that_waits(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    await site.fleet(W("a", 256, "3x24"))
+    models = await demands(site)
+    async with crew(site.url, tmp_path / "logs", queue_order="decreasing", **QUIET) as daemons:
+        await daemons.start()
+        (holder,) = await site.placed(await site.instances(models[3]))
+        (small,) = await site.instances(models[1])
+        await site.refused([small])
+        (large,) = await site.instances(models[3])
+        await site.refused([large])
+        await site.delete("model_instances", holder["id"])
+        (row,) = await site.placed([large], patience=within(1))
+        assert row["worker_name"] == "a"
+        await site.settled()
+        (row,) = await site.rows([small])
+        assert row["state"] == "PENDING"
+    assert await record.broken() == []
+
+
+async def test_priority_goes_before_size(site: Site, record: Record, tmp_path: Path) -> None:
+    await site.fleet(W("a", 256, "3x24"))
+    models = await demands(site)
+    async with crew(site.url, tmp_path / "logs", queue_order="decreasing", **QUIET) as daemons:
+        await daemons.start()
+        async with site.sql.transaction():
+            (large,) = await site.instances(models[3])
+            (small,) = await site.instances(models[1], priority=5)
+        assert await where(site, [small, large]) == ["a", None] or await where(site, [large, small]) == [
+            None,
+            "a",
+        ]
+    assert await record.broken() == []
+
+
+async def test_fragmentation_keeps_whole_workers_for_what_waits(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    """Small ones go where nothing is lost to the large one, which then has its four cards."""
+    await site.fleet(W("a", 256, "4x24"), W("b", 256, "4x24"), W("c", 256, "4x24"))
+    small = await site.model(4, share=0.25, placement_strategy="fragmentation")
+    large = await site.model(70, backend_parameters=["--pipeline-parallel-size=4"])
+    async with crew(site.url, tmp_path / "logs", **QUIET) as daemons, watching(site.url):
+        await daemons.start()
+        hold = [r["id"] for r in await site.placed(await site.instances(large, 3))]
+        (waits,) = await site.instances(large)
+        await site.refused([waits])
+        await site.delete("model_instances", *hold)
+        await site.placed([waits])
+        rows = [r for n in range(8) for r in await site.placed(await site.instances(small))]
+        assert len({r["worker_name"] for r in rows}) == 1
+        (last,) = await site.instances(large)
+        await site.placed([last], patience=within(1))
+    assert await record.broken() == []
