@@ -8,6 +8,8 @@ from typing import Any
 
 from gpustackd.domain.lifecycle import State, WorkerState
 from gpustackd.domain.model_spec import Source, Strategy
+from gpustackd.errors import BadRow
+from gpustackd.replicas.schedule import schedule
 from gpustackd.store import fields as f
 from gpustackd.store.fields import Check
 
@@ -64,6 +66,17 @@ PLACEMENT: Mapping[str, Check] = {
     "distributed_servers": f.mapping,
 }
 """Fields of a ModelInstance that place it; with them it is adopted (see `adoption`)."""
+
+
+def _schedule(value: Any) -> Any:
+    """A schedule that can be kept: its cron lines come true, an enabled one has a baseline."""
+    found = f.mapping(value)
+    try:
+        schedule(found)
+    except BadRow as error:
+        raise ValueError(f"cannot be kept: {error}") from None
+    return found
+
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
@@ -149,7 +162,7 @@ KINDS: Mapping[str, Kind] = {
                 "roles": f.array,
                 "disaggregation": f.mapping,
                 "gather": f.data,
-                "scaling_schedule": f.mapping,
+                "scaling_schedule": _schedule,
                 "restart_on_error": f.flag,
                 "priority": f.whole,
                 "preemption": f.one_of(["PreemptLowerPriority", "Never"]),

@@ -197,3 +197,14 @@ def test_null_means_what_the_server_would_have_filled_in() -> None:
             assert shown == (
                 str(stated).lower() if isinstance(stated, bool) else None if stated is None else str(stated)
             )
+
+
+def test_a_schedule_that_cannot_be_kept_is_refused_with_the_part_at_fault() -> None:
+    head = "kind: Model\nname: m\nscaling_schedule:\n"
+    rules = "  rules: [{start_cron: '%s', duration_seconds: 3600, replicas: 3}]\n"
+    kept = head + "  enabled: true\n  baseline_replicas: 1\n" + rules % "0 8 * * 1-5"
+    assert read_documents(kept, "x.yaml")[0].values["scaling_schedule"]["baseline_replicas"] == 1
+    assert read_documents(head + "  enabled: false\n", "x.yaml")
+    said = refused(head + "  enabled: true\n  baseline_replicas: 1\n" + rules % "0 0 30 2 *")
+    assert "scaling_schedule: cannot be kept: scaling_schedule.rules[0].start_cron" in said
+    assert "baseline_replicas: is missing" in refused(head + "  enabled: true\n" + rules % "0 8 * * *")
