@@ -83,6 +83,14 @@ class Settings(BaseSettings):
     concurrency: Annotated[Count, Field(le=256)] = 4
     lease: Annotated[Number, Field(ge=1, le=LONGEST)] = 30.0
     pickup_window: Seconds = 60.0
+    unreachable_window: Seconds = 900.0
+    """How long an instance that nobody reports is waited for on a worker that beats."""
+    restart_backoff: Seconds = 10.0
+    """Before the second restart of an instance that fails; later ones twice as long each, up to 30 times."""
+    stable_window: Seconds = 600.0
+    """Of running, after which earlier failures are history."""
+    avoid_window: Seconds = 1800.0
+    """For which any other place is preferred to one where an instance failed again and again."""
     drain_window: NotNegative = 0.0
     """How long a surplus replica of a model without roles drains before it is deleted; groups have a knob."""
     placement_strategy: Annotated[Strategy, Lower] = Strategy.SPREAD

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from gpustackd.daemon.replicas import AT_ONCE, ReplicaPolicy
+from gpustackd.domain.windows import Windows
 from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
 from gpustackd.replicas.chain import Weights
@@ -42,6 +43,21 @@ def replica_policy(settings: Settings) -> ReplicaPolicy:
         group_window=knobs.scheduler_drain_window_seconds,
         zone=settings.timezone,
         at_once=min(AT_ONCE, max(1, (settings.pool_size - 1) // 2)),
+    )
+
+
+def windows(settings: Settings) -> Windows:
+    """How long is waited for workers and placed instances."""
+    knobs = settings.knobs
+    return Windows(
+        interval=knobs.worker_heartbeat_interval,
+        grace=knobs.worker_heartbeat_grace_period,
+        reschedule=knobs.model_instance_reschedule_grace_period,
+        unreachable=settings.unreachable_window,
+        pickup=settings.pickup_window,
+        stable=settings.stable_window,
+        backoff=settings.restart_backoff,
+        avoid=settings.avoid_window,
     )
 
 

@@ -13,7 +13,8 @@ import anyio
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from gpustackd import __version__
-from gpustackd.daemon.configure import policy, replica_policy, usage_fresh
+from gpustackd.daemon.care import Care
+from gpustackd.daemon.configure import policy, replica_policy, usage_fresh, windows
 from gpustackd.daemon.gathering import Gathering
 from gpustackd.daemon.http import serve
 from gpustackd.daemon.path_probe import PathProbe
@@ -91,6 +92,7 @@ class Daemon:
         self._systemd = Systemd.from_environment()
         self._stopping = stopping
         self._stop = stopping.event
+        self._care = Care(store, windows(settings), paths, reports)
         self.state = State()
         reports.metrics.watch_gauge(
             "gpustackd_loop_beat_age_seconds", "Since the scheduling loop's last turn", self.state.age
@@ -181,6 +183,7 @@ class Daemon:
             paths=self._paths,
             usage_fresh=usage_fresh(self._settings),
             replicas=self._replicas,
+            care=self._care.loops,
             order=Order(self._settings.queue_order),
         )
 

@@ -7,7 +7,7 @@ rows. Nothing of a session is worth more than what the rows say.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -16,6 +16,7 @@ from uuid import UUID
 import anyio
 
 from gpustackd.daemon.analyse import Analysis
+from gpustackd.daemon.care import Loop
 from gpustackd.daemon.catalogue import Catalogue
 from gpustackd.daemon.demand_mix import DemandMix
 from gpustackd.daemon.desk import Desk
@@ -71,6 +72,7 @@ class Session:
         paths: PathProbe,
         usage_fresh: float | None,
         replicas: Callable[[View], Replicas],
+        care: Callable[[View, Catalogue, Judge], Sequence[Loop]],
         order: Order = Order.PRIORITY,
     ) -> None:
         """`usage_fresh`: seconds for which a usage sample is trusted; None = others' memory never counts."""
@@ -89,6 +91,7 @@ class Session:
         self._paths = paths
         self._usage_fresh = usage_fresh
         self._replicas = replicas
+        self._care = care
         self._order = order
         self.queue = UniqueQueue(monotonic)
         self.view = View(store, reports.worker_state)
@@ -146,8 +149,8 @@ class Session:
             replicas = self._replicas(self.view)
             self._gathering.rescan()
             for loop in (intake.run, analysis.run, scheduling.decide, scheduling.commit,
-                         leases.renew, leases.sweep, usage.watch, replicas.run,
-                         self._watch_health):  # fmt: skip
+                         leases.renew, leases.sweep, usage.watch, replicas.run, self._watch_health,
+                         *self._care(self.view, catalogue, judge)):  # fmt: skip
                 tasks.start_soon(loop)
             started()
             await stop.wait()

@@ -21,6 +21,8 @@ class Windows:
     """SCHEDULED and not taken."""
     stable: float = 600.0
     """Of running, after which earlier failures are history."""
+    backoff: float = 10.0
+    """Before the second restart; each later one takes twice as long."""
     avoid: float = 1800.0
     """For which any other place is preferred to one where an instance failed."""
     share: float = 0.55
@@ -58,11 +60,16 @@ class Watch:
     gap: float
     _since: float | None = None
     _last: tuple[float, float] = (0.0, 0.0)
+    _now: tuple[float, float] = (0.0, 0.0)
 
     def look(self, ours: float, theirs: float) -> float:
-        """A look that succeeded, at these readings of a monotonic clock of ours and of the database's clock.
-        Returns for how long there was no gap before it."""
-        last, self._last = self._last, (ours, theirs)
-        if self._since is None or max(ours - last[0], theirs - last[1]) > self.gap:
+        """A look begins, at these readings of a monotonic clock of ours and of the database's clock. Returns
+        for how long there was no gap before it."""
+        self._now = (ours, theirs)
+        if self._since is None or max(ours - self._last[0], theirs - self._last[1]) > self.gap:
             self._since = ours
         return ours - self._since
+
+    def done(self) -> None:
+        """The look succeeded. One that did not is no look: what follows it has a gap before it."""
+        self._last = self._now

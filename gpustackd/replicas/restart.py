@@ -13,11 +13,9 @@ from hashlib import md5
 from gpustackd.domain.lessons import Raise
 from gpustackd.replicas.failure import Cause, cause_of, observed
 
-STABLE = 600.0
-"""Seconds of running after which earlier failures are history."""
-AVOID_FOR = 1800.0
-"""Seconds for which any other place is preferred to one where an instance failed."""
-_LONGEST = 300.0
+FIRST_STEP = 10.0
+_LONGEST = 30
+"""Times the first step."""
 _JITTER = 0.1
 """Part of the delay that is added at most: instances that failed together do not all come back together."""
 
@@ -58,6 +56,8 @@ class Failed:
     edited: bool = False
     """Its model was edited after it failed."""
     more: Raise | None = None
+    first_step: float = FIRST_STEP
+    """Seconds before the second restart."""
 
 
 class Kind(Enum):
@@ -80,15 +80,15 @@ class Step:
     more: Raise | None = None
 
 
-def delay(attempt: int) -> float:
+def delay(attempt: int, first_step: float = FIRST_STEP) -> float:
     """Seconds before restart number `attempt` (from 1): 0, 10, 20, 40, 80, 160, 300, 300, …"""
-    return 0.0 if attempt <= 1 else min(10.0 * 2 ** min(attempt - 2, 10), _LONGEST)
+    return 0.0 if attempt <= 1 else first_step * min(2 ** min(attempt - 2, 10), _LONGEST)
 
 
-def due_after(instance_id: int, attempt: int) -> float:
+def due_after(instance_id: int, attempt: int, first_step: float = FIRST_STEP) -> float:
     """The same with its jitter, which is the same whoever asks: daemons agree when it is time."""
     digest = md5(f"{instance_id}/{attempt}".encode(), usedforsecurity=False).digest()
-    return delay(attempt) * (1 + _JITTER * digest[0] / 255)
+    return delay(attempt, first_step) * (1 + _JITTER * digest[0] / 255)
 
 
 def next_step(failed: Failed) -> Step:
@@ -96,7 +96,7 @@ def next_step(failed: Failed) -> Step:
     cause = cause_of(failed.message)
     if cause is Cause.CONFIG and failed.failures >= HOPELESS_AFTER and not failed.edited:
         return Step(Kind.HOPELESS, cause)
-    if failed.since < due_after(failed.id, failed.restart_count + 1):
+    if failed.since < due_after(failed.id, failed.restart_count + 1, failed.first_step):
         return Step(Kind.WAIT, cause)
     if cause in (Cause.VRAM, Cause.RAM):
         more = raised(failed, cause)
