@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpustackd.cli.apply import _read
+from gpustackd.cli.apply import read_file
 from gpustackd.errors import UsageError
 
 # The signal comes while the program is being imported, which is where a busy start spends its time.
@@ -40,4 +40,4 @@ def test_a_signal_while_the_daemon_is_being_loaded_ends_it_in_order(sent: signal
 
 def test_a_file_of_documents_without_an_end_is_refused() -> None:
     with pytest.raises(UsageError, match="larger than 32 MiB"):
-        _read(Path("/dev/zero"))
+        read_file(Path("/dev/zero"))
