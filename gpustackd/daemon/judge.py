@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import md5
 from time import perf_counter
@@ -12,6 +12,7 @@ from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.view import View
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.demand import Demand
+from gpustackd.domain.lessons import Avoided, elsewhere
 from gpustackd.domain.outcome import Cure, NoFit, Outcome, Placed, Reason
 from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import Pools
@@ -87,8 +88,10 @@ class Judge:
         """What demands with the same answer have in common."""
         return (demand.spec.id, demand.spec.version, demand.digest)
 
-    def decide(self, demand: Demand, instance_id: int, name: str) -> tuple[Outcome, float]:
-        """The outcome and how long it took (milliseconds)."""
+    def decide(
+        self, demand: Demand, instance_id: int, name: str, avoid: Sequence[Avoided] = ()
+    ) -> tuple[Outcome, float]:
+        """The outcome and how long it took (milliseconds). Any place is preferred to those to `avoid`."""
         key = self.group(demand)
         fleet = self._view.fleet
         if fleet.tick != self._tick:
@@ -98,6 +101,8 @@ class Judge:
             return kept, 0.0
         started = perf_counter()
         policy = self._policy if self.mix is None else self.mix.apply(self._policy, demand)
+        if avoid and (found := self.anew(demand, instance_id, name, avoid, holds=False)) is not None:
+            return found, (perf_counter() - started) * 1000
         try:
             outcome: Outcome = decide(fleet, demand, Subject(instance_id, name), policy, self._memo)
         except Exception as error:  # one demand that trips the search must not stop the others
@@ -133,6 +138,18 @@ class Judge:
             " length, or give it more memory"
         )
         self._reports.event("warning", "placement.tight", model=demand.spec.name, reason=text)
+
+    def anew(
+        self, demand: Demand, instance_id: int, name: str, avoid: Sequence[Avoided], *, holds: bool = True
+    ) -> Placed | None:
+        """A place other than those to avoid, if there is one; what the instance holds now counts as free."""
+        fleet = elsewhere(self._view.fleet, avoid) if avoid else self._view.fleet
+        try:
+            outcome = decide(fleet, demand, Subject(instance_id, name, leave_out=holds), self._policy)
+        except Exception as error:
+            self._reports.unexpected("decision", error, model=demand.spec.name)
+            return None
+        return outcome if isinstance(outcome, Placed) else None
 
     def probe(self, demand: Demand) -> Outcome:
         """Whether anything of this demand fits now; nothing is assumed."""

@@ -31,8 +31,8 @@ from gpustackd.ports import (
 from gpustackd.store import ledger
 from gpustackd.store.backends import BACKENDS, backends_of
 from gpustackd.store.connect import CONNECT_TIMEOUT, SCHEMA, UNREACHABLE, connect, unavailable
-from gpustackd.store.foreign import FOREIGN
 from gpustackd.store.files import known_files
+from gpustackd.store.foreign import FOREIGN
 from gpustackd.store.jsonb import Unreadable, set_codec
 from gpustackd.store.pools import DEVICES, TYPES, pools_of
 
