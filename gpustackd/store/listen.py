@@ -68,6 +68,8 @@ class Listener:
         self._setup_timeout = setup_timeout
         self._heard = anyio.Event()
         self._lost = anyio.Event()
+        self._told: bool | None = None
+        """What `on_change` was told last; that it never connected is worth telling too."""
 
     async def run(self) -> None:
         """Listen for ever. After every (re)connect an `overflow` wake asks for one full scan."""
@@ -90,8 +92,8 @@ class Listener:
             except (*UNREACHABLE, asyncpg.PostgresError):  # also: time-outs that a role carries
                 heard = False
             finally:
-                self._set(False)
                 connection.terminate()
+            self._set(False)  # not where we are cancelled: an orderly end is no loss
             wait = self._retry if heard else min(wait * 2, self._retry_most)
             await anyio.sleep(wait)
 
@@ -134,6 +136,6 @@ class Listener:
         self._heard.set()
 
     def _set(self, listening: bool) -> None:
-        if self.hearing.listening != listening:
-            self.hearing.listening = listening
+        if self._told != listening:
+            self._told = self.hearing.listening = listening
             self._on_change(self.hearing)
