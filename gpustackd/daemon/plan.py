@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
+from gpustackd.daemon.lanes import Item, Origin
 from gpustackd.daemon.standing import Standing
+from gpustackd.daemon.weighing import Order, Ranks
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import NoFit, Outcome
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit.engines import rules_of
-from gpustackd.placement.score.mix import magnitude
 from gpustackd.ports import Waiting
 from gpustackd.replicas.names import free_names
 from gpustackd.replicas.schedule import Schedule, schedule, wanted
@@ -172,22 +172,17 @@ class Planner:
             await self._standing.read(models - ours, within=READ_OTHERS_WITHIN)
 
     def _in_order(self, queue: Sequence[Waiting], decreasing: bool) -> list[Waiting]:
-        """As the daemon's queue has them (`daemon.lanes.Item.rank`)."""
+        """As the daemon's queue has them."""
+        standing = self._standing
+        order = Order.DECREASING if decreasing else Order.PRIORITY
+        ranks = Ranks(order, standing.policy.strategy, catalogue=standing.catalogue, view=standing.view)
 
         def rank(w: Waiting) -> tuple[float, ...]:
-            size = self._size(w.model_id) if decreasing else 0
-            return (-w.priority, -size, w.created_at.timestamp(), w.model_id, w.id)
+            size, batch = ranks.size(w.model_id), ranks.batch(w.model_id)
+            created = w.created_at.timestamp()
+            return Item(w.id, w.model_id, w.priority, created, Origin.NOTIFY, 0, size, batch).rank
 
         return sorted(queue, key=rank)
-
-    def _size(self, model_id: int) -> int:
-        demand = self._standing.demand(model_id)
-        if not isinstance(demand, Demand):
-            return 0
-        try:
-            return magnitude(rules_of(demand), self._standing.fleet.largest[0])
-        except BadRow:
-            return 0
 
     # -- deciding -------------------------------------------------------------------------------------
 

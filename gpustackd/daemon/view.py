@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 import anyio
 import anyio.lowlevel
@@ -13,6 +14,9 @@ from gpustackd.ports import CommitResult, FleetChanges, Proposal, Store
 
 _CHUNK = 2000
 """Rows applied before others on the event loop get a turn."""
+_by_id = attrgetter("id")
+"""The order in which rows are taken over: it tells equal places apart, so that the same rows give the same
+answer, in whatever order a table holds them."""
 
 
 class View:
@@ -80,7 +84,7 @@ class View:
         fleet = self.fleet
         changed: set[int] = set()
         self.foreign = 0
-        for n, worker in enumerate(changes.workers, 1):
+        for n, worker in enumerate(sorted(changes.workers, key=_by_id), 1):
             w = fleet.position.get(worker.id)
             if w is None or fleet.worker_version[w] != worker.version:
                 before = None if w is None else fleet.row(w).state
@@ -91,7 +95,7 @@ class View:
                 self.foreign += 1
             if n % _CHUNK == 0:
                 await anyio.lowlevel.checkpoint()
-        for n, gpu in enumerate(changes.gpus, 1):
+        for n, gpu in enumerate(sorted(changes.gpus, key=_by_id), 1):
             place = fleet.slot.get(gpu.id)
             if place is None or fleet.gpu_version[place] != gpu.version:
                 fleet.put_gpu(gpu)

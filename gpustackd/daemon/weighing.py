@@ -1,8 +1,9 @@
 """Orders of the queue: by priority and age, or the largest first within a priority (`decreasing`).
 
-For the second one an instance's size must be known when it enters the queue. So what is inserted together is
-gathered for a moment, and models that nobody read yet are read, for a little while: those that take longer
-come last, since nobody waits for a model whose files are slow.
+For the second one an instance's size must be known when it enters the queue, so what is inserted together is
+gathered for a moment. In either, models of a burst that nobody read yet are read before it enters the queue,
+for a little while, so that their instances are decided in the queue's order and not in that of the reading:
+those that take longer come last, since nobody waits for a model whose files are slow.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ LONGEST = 0.2
 """Seconds after which a burst is taken as it is."""
 PATIENCE = 0.5
 """Seconds that models are read for before their instances enter the queue."""
+IMPATIENT = 10.0
+"""Seconds for which nobody waits again, after files took longer than that."""
 AT_ONCE = 64
 REMEMBERED = 4096
 
@@ -40,30 +43,15 @@ class Order(StrEnum):
     DECREASING = "decreasing"
 
 
-class Weighing:
-    """What an order needs to know of instances; `strategy` is that of models that name none. With
+class Ranks:
+    """What ranks instances besides their priority and age; `strategy` is that of models that name none. With
     `priority` all sizes are 0."""
 
-    def __init__(
-        self,
-        order: Order,
-        strategy: Strategy,
-        *,
-        catalogue: Catalogue,
-        view: View,
-        gathering: Gathering,
-        paths: PathProbe,
-        tasks: TaskGroup,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, order: Order, strategy: Strategy, *, catalogue: Catalogue, view: View) -> None:
         self._strategy = strategy
         self.decreasing = order is Order.DECREASING
         self._catalogue = catalogue
         self._view = view
-        self._gathering = gathering
-        self._paths = paths
-        self._tasks = tasks
-        self._clock = clock
         self._sizes: dict[Hashable, int] = {}
 
     def size(self, model_id: int) -> int:
@@ -93,6 +81,29 @@ class Weighing:
         strategy = (spec.placement_strategy if spec is not None else None) or self._strategy
         return model_id if strategy is Strategy.SPREAD else 0
 
+
+class Weighing(Ranks):
+    """What an order needs to know of instances that come in."""
+
+    def __init__(
+        self,
+        order: Order,
+        strategy: Strategy,
+        *,
+        catalogue: Catalogue,
+        view: View,
+        gathering: Gathering,
+        paths: PathProbe,
+        tasks: TaskGroup,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(order, strategy, catalogue=catalogue, view=view)
+        self._gathering = gathering
+        self._paths = paths
+        self._tasks = tasks
+        self._clock = clock
+        self._patient_again = 0.0
+
     async def burst(self, news: Gathered) -> None:
         """Wait until no further instance comes, and add what came to `news`."""
         if not self.decreasing or not news.created:
@@ -105,13 +116,13 @@ class Weighing:
                 return
 
     async def weigh(self, model_ids: Collection[int]) -> None:
-        """Read the rows of these models, and where sizes matter what they are made of, for a little while;
-        reading goes on behind."""
+        """Read the rows of these models, and what they are made of where sizes matter or their instances
+        could be decided out of order, for a little while; reading goes on behind."""
         await self._catalogue.load(model_ids)
-        if not self.decreasing:
-            return
-        unknown = [m for m in model_ids if self._catalogue.demand(m) is None][:AT_ONCE]
-        if not unknown:
+        unknown = [m for m in model_ids if self._unknown(m)][:AT_ONCE]
+        if not unknown or (
+            not self.decreasing and (len(model_ids) < 2 or self._clock() < self._patient_again)
+        ):
             return
         done = anyio.Event()
         left = set(unknown)
@@ -119,6 +130,14 @@ class Weighing:
             self._tasks.start_soon(self._read, model_id, left, done)
         with anyio.move_on_after(PATIENCE):
             await done.wait()
+        if left:
+            self._patient_again = self._clock() + IMPATIENT
+
+    def _unknown(self, model_id: int) -> bool:
+        """Whether nobody knows what this model asks; facts that have aged do, where sizes do not matter."""
+        if self._catalogue.demand(model_id) is not None:
+            return False
+        return self.decreasing or self._catalogue.last(model_id) is None
 
     async def _read(self, model_id: int, left: set[int], done: anyio.Event) -> None:
         try:

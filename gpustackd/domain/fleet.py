@@ -32,6 +32,7 @@ class Fleet(Occupancy):
         self.roster = 0
         """Rises whenever a worker appears, goes or is renamed."""
         self._free_positions: list[int] = []
+        self._order: tuple[int, Ints | None] = (-1, None)
         self.worker_rows: list[WorkerRow | None] = []
         self.gpu_rows: dict[int, GpuRow] = {}
         self.by_name: dict[str, int] = {}
@@ -234,6 +235,15 @@ class Fleet(Occupancy):
         if found is None:
             raise KeyError(f"no worker at position {w}")
         return found
+
+    @property
+    def order(self) -> Ints | None:
+        """Worker ids by position, where positions are not in their order (workers went and others came);
+        None = they are. Equal places are told apart in this order."""
+        if self._order[0] != self.roster:
+            ids = self.worker_id[: self.count][self.alive[: self.count]]
+            self._order = (self.roster, None if bool((ids[1:] > ids[:-1]).all()) else self.worker_id)
+        return self._order[1]
 
     def positions_by_id(self) -> Ints:
         """Live positions in the order of worker ids: the stable order of every walk."""

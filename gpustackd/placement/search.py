@@ -253,4 +253,6 @@ class Search(Rating):
                 ties = ties[memory == least]
         if len(ties) > 1 and (lacking := self.besides.to_download(idx[ties])) is not None:
             ties = ties[lacking == lacking.min()]
+        if len(ties) > 1 and (order := self.fleet.order) is not None:
+            ties = ties[np.argsort(order[idx[ties]], kind="stable")]
         return ties
