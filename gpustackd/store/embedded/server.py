@@ -31,6 +31,8 @@ SOCKET_PATH_LIMIT = 107
 LONGEST_SOCKET = ".s.PGSQL.65535"
 PREDECESSOR_PATIENCE = 15.0
 # For tests and benchmarks: commits do not wait for the disk. A crash of the machine loses the data.
+_ANOTHER_FOLDER = "make room there, or name another folder: run --embedded DIR"
+
 QUICK: Mapping[str, Setting] = {"fsync": False, "synchronous_commit": False, "full_page_writes": False}
 
 
@@ -184,7 +186,9 @@ class EmbeddedPostgres:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("w")
         except OSError as error:
-            raise EmbeddedPostgresFailed(f"{self.folder} cannot be used: {error.strerror}") from error
+            raise EmbeddedPostgresFailed(
+                f"{self.folder} cannot be used: {error.strerror}", _ANOTHER_FOLDER
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -198,6 +202,17 @@ class EmbeddedPostgres:
         draft = self.folder / "data.new"
         for path in (draft, self.data):  # a data folder without PG_VERSION holds no data
             shutil.rmtree(path, ignore_errors=True)
+        try:
+            self._make(identity, draft)
+            draft.rename(self.data)
+        except OSError as error:
+            raise EmbeddedPostgresFailed(
+                f"{self.folder} cannot be written to: {error.strerror or error}", _ANOTHER_FOLDER
+            ) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)  # what is half made takes no room
+
+    def _make(self, identity: Identity, draft: Path) -> None:
         draft.mkdir(mode=0o700)
         password = self.folder / "password"
         with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -219,7 +234,6 @@ class EmbeddedPostgres:
         self._run(
             identity, "postgres", "--single", "-D", str(draft), "postgres", said=f"CREATE DATABASE {USER}\n"
         )
-        draft.rename(self.data)
 
     def _launch(self, identity: Identity) -> None:
         self.sockets.mkdir(mode=0o700, exist_ok=True)
@@ -251,7 +265,7 @@ class EmbeddedPostgres:
         )
         if result.returncode:
             words = (result.stderr.strip() or result.stdout.strip()).replace("\n", " / ")
-            raise EmbeddedPostgresFailed(f"{program} failed: {words}")
+            raise EmbeddedPostgresFailed(f"{program} failed: {words}", _ANOTHER_FOLDER)
 
     def _password(self) -> str:
         return (self.folder / "password").read_text().strip()
