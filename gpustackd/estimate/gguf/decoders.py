@@ -10,6 +10,7 @@ from gpustackd.estimate.gguf.blocks import (
     chosen_rows,
     embedded,
     logits,
+    pooled,
     projected,
     queries_keys_values,
 )
@@ -179,7 +180,21 @@ def _normed(p: Pass, style: Style, layer: int, x: Node, name: str) -> Node:
 
 
 def gemma(p: Pass) -> None:
-    """Gemma 2 and 3: norms before and after each part, some layers with a window."""
+    """Gemma 2 and 3: text in, text out."""
+    logits(p, gemma_layers(p), capped=bool(p.facts.number("final_logit_softcapping")))
+
+
+def gemma_embedding(p: Pass) -> None:
+    """The same layers without a cache: text in, vectors out."""
+    x = p.norm(gemma_layers(p), p.other("output_norm.weight", p.homes.output))
+    x.kept = True
+    p.tape.run(x)
+    if p.load.embeddings:
+        pooled(p, x)
+
+
+def gemma_layers(p: Pass) -> Node:
+    """Norms before and after each part, some layers with a window."""
     x = pointwise(embedded(p))
     for layer in p.order:
         before = x
@@ -198,4 +213,4 @@ def gemma(p: Pass) -> None:
         y = dense(p, layer, p.layer_norm(middle, layer, "ffn_norm"))
         y = p.norm(y, p.weight(layer, "post_ffw_norm.weight"))
         x = pointwise(y, middle)
-    logits(p, x, capped=bool(p.facts.number("final_logit_softcapping")))
+    return x

@@ -28,6 +28,8 @@ INPUTS = frozenset({
 """Tables that rows are looked up in: they stay on the host."""
 ON_EVERY_DEVICE = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Small tables of which every device with layers has a copy."""
+LOADED_TWICE = frozenset({"gemma3n"})
+"""Keep the token table twice where there is no output matrix, on the host too."""
 _OUTPUTS = ("output", "cls", "dense_2", "dense_3", "altup_proj", "altup_unembd_proj", "enc.output_norm",
             "dec.output_norm", "nextn.post_projection", "fc.", "d2t", "markov_", "conf_proj",
             "selector_")  # fmt: skip
@@ -51,7 +53,7 @@ class Memory:
     output: int
     """Weights of the output, a second copy of the token table where there is no output matrix."""
     tied: int
-    """Bytes of that second copy, which the host does not need."""
+    """Bytes of that second copy that the host does not need."""
     overrides: dict[int, int]
     """Weights that a flag puts on one device: device -> bytes."""
 
@@ -95,7 +97,7 @@ def memory_of(facts: GgufFacts, dims: Dimensions, tensors: Inventory, serving: S
         first=first,
         inputs=inputs,
         output=output + tied,
-        tied=tied,
+        tied=0 if facts.architecture in LOADED_TWICE else tied,
         overrides=overrides,
     )
 

@@ -12,6 +12,7 @@ from gpustackd.estimate.gguf.styles import STYLES
 _NETWORKS: dict[str, Callable[[Pass], None]] = {
     "gemma2": decoders.gemma,
     "gemma3": decoders.gemma,
+    "gemma-embedding": decoders.gemma_embedding,
     "deepseek2": latent.deepseek2,
     "mistral4": latent.deepseek2,
     "jamba": hybrids.hybrid,

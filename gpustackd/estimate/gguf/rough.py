@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpustackd.domain.gguf import GgufFacts
 from gpustackd.estimate.gguf.architecture import Dimensions
+from gpustackd.estimate.gguf.memory import has_head
 from gpustackd.estimate.gguf.passing import Inventory, Load
 
 ROOM = 1.5
@@ -32,13 +33,20 @@ def rough_buffers(
         given += (2 if load.flash else 4) * load.window_cells * load.tokens
     if not load.flash:
         given += 2 * rows * max(h * dims.value_of(i) for i, h in enumerate(dims.kv_heads))
+    # embeddings of every layer, and several states side by side that travel from device to device
+    beside = tensors.others.get("altup_proj.weight")
+    states = beside.shape[2] if beside is not None and len(beside.shape) > 2 else 0
+    travels = 3 * facts.integer("embedding_length_per_layer_input") * dims.layers
+    travels += 2 * states * dims.embedding
+    writes = has_head(facts)
     found = []
     for device, some in enumerate(layers):
         peak = max((_layer(facts, dims, tensors, load, i) for i in some), default=0)
         if device == output:
-            peak = max(peak, 4 * load.outputs * (dims.vocabulary + dims.embedding))
+            width = dims.embedding + (dims.vocabulary if writes else 0)
+            peak = max(peak, 4 * load.outputs * width)
         if some or device == output:
-            peak += copies * (given + 2 * rows * dims.embedding)
+            peak += copies * (given + rows * (2 * dims.embedding + travels))
         found.append(int(peak))
     host = given + 4 * rows * dims.embedding
     if cache_on_host:
