@@ -1,0 +1,168 @@
+"""What is done about an instance in ERROR: when again, when elsewhere, when with more, when no more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpustackd.domain.lessons import Raise
+from gpustackd.replicas.failure import Cause, cause_of, observed
+from gpustackd.replicas.restart import (
+    RAISE_BOUND,
+    RAISES_MOST,
+    Failed,
+    Kind,
+    delay,
+    due_after,
+    next_step,
+)
+
+GIB = 2**30
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24"
+)
+
+
+def failed(**more: object) -> Failed:
+    return Failed(**{"id": 7, "restart_count": 0, "failures": 1, "since": 1e6, **more})  # type: ignore[arg-type]
+
+
+def test_delays_are_those_of_the_peer() -> None:
+    assert [delay(k) for k in range(1, 11)] == [0, 10, 20, 40, 80, 160, 300, 300, 300, 300]
+    assert delay(10**6) == 300
+
+
+@given(st.integers(1, 2**40), st.integers(1, 40))
+def test_jitter_adds_a_tenth_at_most_and_is_the_same_whoever_asks(instance: int, attempt: int) -> None:
+    found = due_after(instance, attempt)
+    assert delay(attempt) <= found <= delay(attempt) * 1.1
+    assert due_after(instance, attempt) == found
+
+
+def test_instances_that_failed_together_do_not_all_come_back_together() -> None:
+    assert len({due_after(i, 7) for i in range(100)}) > 50
+
+
+def test_the_first_restart_comes_at_once_and_each_later_one_waits_its_time() -> None:
+    assert next_step(failed(since=0)).kind is Kind.RESTART
+    for count in range(1, 8):
+        due = due_after(7, count + 1)
+        assert next_step(failed(restart_count=count, since=due - 0.1)).kind is Kind.WAIT
+        assert next_step(failed(restart_count=count, since=due + 0.1)).kind is Kind.RESTART
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (OOM, Cause.VRAM),
+        ("ggml_cuda: allocating 9000.50 MiB on device 0: cudaMalloc failed: out of memory", Cause.VRAM),
+        ("NCCL WARN Cuda failure 'out of memory'", Cause.VRAM),
+        ("ValueError: No available memory for the cache blocks.", Cause.VRAM),
+        ("container was OOMKilled", Cause.RAM),
+        ("process exited with code 137", Cause.RAM),
+        ("mmap failed: Cannot allocate memory", Cause.RAM),
+        ("CUDA error: uncorrectable ECC error encountered", Cause.DEVICE),
+        ("NVRM: Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus", Cause.DEVICE),
+        ("ncclSystemError: System call failed during NCCL init", Cause.NODE),
+        ("OSError: [Errno 28] No space left on device", Cause.NODE),
+        ("api_server.py: error: unrecognized arguments: --max-modle-len 8192", Cause.CONFIG),
+        ("manifest unknown: manifest unknown", Cause.CONFIG),
+        ("something broke", Cause.OTHER),
+        ("", Cause.OTHER),
+        (None, Cause.OTHER),
+        ("secret records of 1xid2", Cause.OTHER),
+    ],
+)  # fmt: skip
+def test_messages_tell_their_cause(message: str | None, cause: Cause) -> None:
+    assert cause_of(message) is cause
+
+
+@pytest.mark.parametrize(
+    ("message", "size"),
+    [
+        (OOM, 2 * GIB),
+        ("allocating 9000.50 MiB on device 0: cudaMalloc failed", int(9000.5 * 2**20)),
+        ("failed to allocate 512 MB", 512 * 10**6),
+        ("out of memory", 0),
+        (None, 0),
+    ],
+)
+def test_messages_tell_how_much_was_asked_for_in_vain(message: str | None, size: int) -> None:
+    assert observed(message) == size
+
+
+@given(st.text(max_size=300))
+def test_no_message_trips_anything(message: str) -> None:
+    next_step(failed(message=message, vram=GIB))
+
+
+def test_a_broken_device_or_host_is_left_after_two_failures_there() -> None:
+    for text, whole in (
+        ("Xid 79: GPU has fallen off the bus", False),
+        ("NCCL error: unhandled system error", True),
+    ):
+        assert next_step(failed(message=text)).kind is Kind.RESTART
+        step = next_step(failed(message=text, failures=2, restart_count=1))
+        assert (step.kind, step.whole_worker) == (Kind.ELSEWHERE, whole)
+        assert next_step(failed(message=text, failures=2, restart_count=1, since=1)).kind is Kind.WAIT
+
+
+def test_failures_that_tell_nothing_lead_elsewhere_after_five() -> None:
+    assert next_step(failed(failures=4, restart_count=3)).kind is Kind.RESTART
+    assert next_step(failed(failures=5, restart_count=4)).kind is Kind.ELSEWHERE
+
+
+def test_what_was_told_something_wrong_is_given_up_after_three_until_its_model_is_edited() -> None:
+    wrong = {"message": "error: unrecognized arguments: --foo", "since": 1e6}
+    assert next_step(failed(failures=2, restart_count=1, **wrong)).kind is Kind.RESTART
+    assert next_step(failed(failures=3, restart_count=2, **wrong)).kind is Kind.HOPELESS
+    assert next_step(failed(failures=9, restart_count=8, **wrong)).kind is Kind.HOPELESS
+    assert next_step(failed(failures=3, restart_count=2, edited=True, **wrong)).kind is Kind.RESTART
+
+
+def test_out_of_memory_books_the_amount_that_was_missing_on_every_gpu() -> None:
+    step = next_step(failed(message=OOM, vram=40 * GIB, gpus=2, model_version=3))
+    assert step.kind is Kind.MORE
+    assert step.more == Raise(
+        vram=40 * GIB + int(4 * GIB * 1.1), first_vram=40 * GIB, times=1, model_version=3
+    )
+    step = next_step(failed(message="out of memory", vram=40 * GIB))
+    assert step.more is not None
+    assert step.more.vram == 44 * GIB
+
+
+def test_host_memory_grows_by_a_gigabyte_at_least() -> None:
+    step = next_step(failed(message="OOMKilled", vram=GIB, ram=GIB))
+    assert step.more is not None
+    assert step.more.ram == GIB + int(GIB * 1.1)
+    assert step.more.vram == 0
+
+
+@given(st.integers(1, 500), st.integers(0, 400), st.integers(1, 16))
+def test_raises_stay_within_their_bounds(first: int, asked: int, gpus: int) -> None:
+    booked, more, times = first * GIB, None, 0
+    while True:
+        step = next_step(
+            failed(
+                message=f"CUDA out of memory. Tried to allocate {asked} GiB",
+                vram=booked,
+                gpus=gpus,
+                more=more,
+            )
+        )
+        if step.kind is not Kind.MORE:
+            break
+        assert step.more is not None
+        assert step.more.vram > booked
+        booked, more, times = step.more.vram, step.more, times + 1
+    assert times <= RAISES_MOST
+    assert booked <= first * GIB * RAISE_BOUND
+
+
+def test_what_was_learnt_of_an_older_version_of_the_model_is_forgotten() -> None:
+    old = Raise(vram=9 * GIB, first_vram=6 * GIB, times=3, model_version=1)
+    assert next_step(failed(message=OOM, vram=9 * GIB, more=old, model_version=1)).kind is Kind.RESTART
+    step = next_step(failed(message=OOM, vram=9 * GIB, more=old, model_version=2))
+    assert step.more is not None
+    assert (step.more.times, step.more.first_vram) == (1, 9 * GIB)
