@@ -117,6 +117,9 @@ class Instance:
     state_message: str | None = None
     reasons: list[dict[str, Any]] | None = None
     priority: int | None = None
+    role: str | None = None
+    group_id: str | None = None
+    draining_since: float | None = None
     worker_id: int | None = None
     worker_name: str | None = None
     worker_ip: str | None = None
