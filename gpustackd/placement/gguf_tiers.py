@@ -20,6 +20,7 @@ from gpustackd.placement.fit.cards import Cards
 from gpustackd.placement.fit.gguf import Gguf
 from gpustackd.placement.fit.gguf_plan import Planner
 from gpustackd.placement.fit.seat import Choice, Offload, Seat
+from gpustackd.placement.score.besides import Part
 from gpustackd.placement.score.rating import EPSILON, Floats
 from gpustackd.placement.tiers import OneWorkerTier
 
@@ -173,7 +174,7 @@ class NoneOnGpus(LayeredTier):
         need: Ints = np.where(self.fleet.unified[rows], level.ram_unified, level.ram)
         return need
 
-    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Floats]]:
+    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Part]]:
         return self.search.rank(idx, self.value[idx], bare=True, ram_claim=self.planner.alone(0).ram)
 
     def seat(self, w: int, turn: int) -> Seat:

@@ -27,7 +27,7 @@ from gpustackd.placement.fit.static_fraction import Fraction
 from gpustackd.placement.hand_picked import HandPicked
 from gpustackd.placement.over_workers import OverWorkers
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.score.besides import Besides
+from gpustackd.placement.score.besides import Besides, Part
 from gpustackd.placement.score.guarded import GuardedScorer
 from gpustackd.placement.score.rating import EPSILON, Floats, Rating
 from gpustackd.placement.standing import Standing
@@ -222,7 +222,7 @@ class Search(Rating):
 
     def rank(
         self, idx: Ints, value: Floats, bare: bool = False, ram_claim: int | None = None
-    ) -> tuple[Floats, Mapping[str, Floats]]:
+    ) -> tuple[Floats, Mapping[str, Part]]:
         """Total score and its parts for offers on worker positions `idx` with card values `value`
         (`bare`: without GPUs, by the RAM they take)."""
         mine = self.mine[idx]
@@ -233,11 +233,12 @@ class Search(Rating):
             placed = self.scorer.without_cards(claim, ram, mine, others)
         else:
             placed = self.scorer.worker(value, mine, others)
-        parts: dict[str, Floats] = {"placement": placed}
-        total = parts["placement"]
-        for name, part in self.besides.of_workers(idx).items():
-            parts[name] = part
-            total = total + part
+        parts: dict[str, Part] = {"placement": placed}
+        total = placed
+        more = self.besides.of_workers(idx)
+        if more is not None:
+            total = total + more[0]
+            parts |= more[1]
         return total, parts
 
     def ties(self, idx: Ints, scores: Floats, booked: NDArray[Any]) -> Ints:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gpustackd.domain.fleet import Ints
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.score.besides import Part
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
@@ -39,7 +40,7 @@ class Standing:
     idx: Ints
     """Positions of workers with an offer."""
     scores: NDArray[np.float64]
-    parts: Mapping[str, NDArray[np.float64]]
+    parts: Mapping[str, Part]
     ties: list[int]
     """Where in `idx` the best ones are, without those taken since."""
     others: int
@@ -79,7 +80,7 @@ def standing(
     tier: OneWorkerTier,
     idx: Ints,
     scores: NDArray[np.float64],
-    parts: Mapping[str, NDArray[np.float64]],
+    parts: Mapping[str, Part],
     ties: Ints,
 ) -> Standing | None:
     """A ranking to go on from; None where choosing one of its ties may change what others are worth."""

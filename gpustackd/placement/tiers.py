@@ -17,6 +17,7 @@ from gpustackd.placement.fit.cards import Cards, alone, cards
 from gpustackd.placement.fit.one_worker import Several, alike, chosen, several
 from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.fit.seat import Choice, Seat, seat_of
+from gpustackd.placement.score.besides import Part
 from gpustackd.placement.score.rating import BEST, EPSILON, Floats
 from gpustackd.placement.score.strategy import Scorer
 from gpustackd.placement.standing import Standing, standing
@@ -153,7 +154,7 @@ class OneWorkerTier(Tier):
         return self._choice(stands.idx, stands.scores, stands.parts, at, ties, turn)
 
     def _choice(
-        self, idx: Ints, scores: Floats, parts: Mapping[str, Floats], at: int, ties: list[int], turn: int
+        self, idx: Ints, scores: Floats, parts: Mapping[str, Part], at: int, ties: list[int], turn: int
     ) -> Choice:
         return Choice(
             (self.seat(int(idx[at]), turn // len(ties)),),
@@ -163,12 +164,12 @@ class OneWorkerTier(Tier):
             also=self._best(idx, scores, parts, at, ties),
         )
 
-    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Floats]]:
+    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Part]]:
         """Total scores of these positions' offers, and their parts."""
         return self.search.rank(idx, self.value[idx])
 
     def _best(
-        self, idx: Ints, scores: Floats, parts: Mapping[str, Floats], first: int, ties: list[int]
+        self, idx: Ints, scores: Floats, parts: Mapping[str, Part], first: int, ties: list[int]
     ) -> tuple[Mapping[str, object], ...]:
         """Records of the choice and of the next best ones."""
         if len(ties) >= BEST:
@@ -253,7 +254,7 @@ class CpuOnly(OneWorkerTier):
             serves &= self.rules.by_cpu(self.fleet, rows)
         self.count[rows] = serves
 
-    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Floats]]:
+    def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Part]]:
         return self.search.rank(idx, self.value[idx], bare=True)
 
     def seat(self, w: int, turn: int) -> Seat:

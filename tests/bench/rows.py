@@ -14,6 +14,7 @@ import anyio.to_thread
 from gpustackd.store.embedded import EmbeddedPostgres
 from gpustackd.store.migrate import upgrade
 from tests.bench import (
+    bench_all_stages,
     bench_decide,
     bench_engines,
     bench_estimate,
@@ -35,6 +36,7 @@ Tell = Callable[[str], None]
 
 NAMES = (
     "decide",
+    "stages",
     "engines",
     "estimate",
     "gguf",
@@ -53,6 +55,7 @@ SHARING = ("latency", "rate", "parked")
 
 IN_MEMORY: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "decide": bench_decide.rows,
+    "stages": bench_all_stages.rows,
     "engines": bench_engines.rows,
     "estimate": bench_estimate.rows,
     "gguf": bench_gguf_search.rows,

@@ -6,6 +6,7 @@ Whatever fails here is left out of the decision and noted (`Faults`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,23 @@ Floats = NDArray[np.float64]
 LOCALITY, PREFERRED = "locality", "preferred"
 
 
+class At:
+    """A column at some positions, looked up when asked: of thousands of candidates five are told of."""
+
+    __slots__ = ("_column", "_idx")
+
+    def __init__(self, column: Floats, idx: Ints) -> None:
+        self._column = column
+        self._idx = idx
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._column[self._idx[at]]
+
+
+Part = Floats | At
+"""One part of the score of each candidate, by index."""
+
+
 class Besides:
     """Parts of the score by worker position. `begin` before every decision."""
 
@@ -32,7 +50,8 @@ class Besides:
         self.files: Known = NOTHING
         self._maximum = 0.0
         self._from: tuple[object, float] | None = None
-        self._kept: tuple[Known, int, Floats, Ints] | None = None
+        self._kept: tuple[Known, int, tuple[Floats, Ints]] | None = None
+        self._sum: tuple[object, Floats, dict[str, Floats]] | None = None
         self.gain: Floats | None = None
         """Weight of the preferred labels per worker position."""
 
@@ -42,7 +61,7 @@ class Besides:
         if self._from is not None and self._from[0] is source[0] and self._from[1] == source[1]:
             return
         self._from = source
-        self._maximum = policy.locality_max
+        self._maximum, self._sum = policy.locality_max, None
         found = self.faults.tried("scorer.locality", lambda: known(self.demand, policy), NOTHING)
         if found != self.files:  # most news are of other models' files
             self.files = found
@@ -51,12 +70,14 @@ class Besides:
 
     def allocate(self, size: int) -> None:
         """Make room for so many worker positions."""
+        self._sum = None
         self.gain = np.zeros(size) if self.labels is not None else None
 
     def describe(self, rows: Ints) -> None:
         """Look anew at the labels of these workers."""
         if self.labels is None or self.gain is None:
             return
+        self._sum = None
         nobody = np.zeros(len(rows))
         labels = self.labels
         self.gain[rows] = self.faults.tried(
@@ -65,15 +86,18 @@ class Besides:
 
     # -- one worker each -----------------------------------------------------------------------------------
 
-    def of_workers(self, idx: Ints) -> dict[str, Floats]:
-        """Parts for placements that each lie on one of these worker positions; (K,)."""
-        parts: dict[str, Floats] = {}
+    def of_workers(self, idx: Ints) -> tuple[Floats, dict[str, Part]] | None:
+        """What placements that each lie on one of these worker positions get on top, (K,), and the parts that
+        it is made of; None where nobody gets anything."""
         columns = self._columns()
-        if columns is not None:
-            parts[LOCALITY] = self._maximum * columns[0][idx]
-        if self.gain is not None:
-            parts[PREFERRED] = self.gain[idx]
-        return parts
+        if columns is None and self.gain is None:
+            return None
+        if self._sum is None or self._sum[0] is not columns:
+            parts = {} if columns is None else {LOCALITY: self._maximum * columns[0]}
+            if self.gain is not None:
+                parts[PREFERRED] = self.gain
+            self._sum = (columns, sum(parts.values(), np.zeros(len(self.fleet.alive))), parts)
+        return self._sum[1][idx], {name: At(column, idx) for name, column in self._sum[2].items()}
 
     def to_download(self, idx: Ints) -> Ints | None:
         """(K,) bytes that these workers lack; None where nobody has anything, or nobody asks."""
@@ -86,13 +110,13 @@ class Besides:
             return None
         kept = self._kept
         if kept is not None and kept[0] is files and kept[1] == fleet.roster:
-            return kept[2], kept[3]
+            return kept[2]
         size = len(fleet.alive)
         found = self.faults.tried(
             "scorer.locality", lambda: (shares(fleet, files.warm, size), missing(fleet, files, size)), None
         )
         if found is not None:
-            self._kept = (files, fleet.roster, *found)
+            self._kept = (files, fleet.roster, found)
         return found
 
     # -- several workers -----------------------------------------------------------------------------------

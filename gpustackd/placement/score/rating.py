@@ -14,7 +14,7 @@ from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.rules import Rules
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.score.besides import Besides
+from gpustackd.placement.score.besides import Besides, Part
 from gpustackd.placement.score.strategy import Scorer, Seats
 from gpustackd.placement.tie import block
 
@@ -128,7 +128,7 @@ class Rating:
         return np.argsort(-scores, kind="stable")[:n].tolist()  # type: ignore[no-any-return]
 
     def others(
-        self, members: Ints, scores: Floats, parts: Mapping[str, Floats], taken: Sequence[int], gpus: int
+        self, members: Ints, scores: Floats, parts: Mapping[str, Part], taken: Sequence[int], gpus: int
     ) -> tuple[Mapping[str, object], ...]:
         """Records of the next best placements on as many workers as were `taken`, none of them twice."""
         n = len(taken)
