@@ -1,8 +1,9 @@
 """What llama.cpp allocated in measured runs, and what we say it would: `fixtures/gguf`.
 
 `headers.json`: models by name; tensors of all layers alike in one line, with the layers they are in.
-`truth.jsonl` (runs handed with the requirements) and `measured.jsonl` (runs of our own, one small model for
-each architecture): flags, and bytes by device (`DEV0`, …; everything else is the host).
+`truth.jsonl` (runs handed with the requirements) and `measured.jsonl` (runs of our own with the same engine,
+of headers with random weights or none: published shapes, and for the other architectures a tiny one each):
+flags, and bytes by device (`DEV0`, …; everything else is the host).
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ from gpustackd.estimate.gguf.shares import Division
 from gpustackd.estimate.gguf.table import Table, table
 from tests.specs import a_model
 
+HEADERS = {"truth.jsonl": "headers.json", "measured.jsonl": "measured_headers.json"}
+"""The models of each file of runs."""
+ORDINARY: Mapping[str, Any] = {
+    "n_ctx": 4096, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "type_k": "f16", "type_v": "f16",
+    "flash_attn": "on", "n_gpu_layers": 999, "mmap": 0, "cpu_repack": 0, "swa_full": 0, "kv_unified": 0,
+    "offload_kqv": 1, "embeddings": 0, "no_alloc": 1, "n_outputs_max": 0, "devices": 1,
+}  # fmt: skip
+"""Flags of runs of our own that do not say otherwise."""
 FIXTURES = Path(__file__).parent / "fixtures" / "gguf"
 
 
@@ -52,12 +61,6 @@ class Run:
     @property
     def total(self) -> int:
         return sum(held.total for held in (*self.devices, self.host))
-
-    @property
-    def pipelined_dry_run(self) -> bool:
-        """Several devices hold everything, without loading it. The engine's dry run then forgets where small
-        tensors belong and copies one activation more to the second device than its real runs do."""
-        return bool(self.flags["no_alloc"]) and self.flags["devices"] > 1
 
     def __str__(self) -> str:
         told = " ".join(f"{k}={v}" for k, v in self.flags.items() if v not in {0, "0"})
@@ -106,16 +109,17 @@ def runs(name: str = "truth.jsonl") -> tuple[Run, ...]:
 
 def _run(told: Mapping[str, Any]) -> Run:
     held = told.get("bytes", {})
+    flags = MappingProxyType(ORDINARY | told["flags"])
 
     def sums(names: list[str]) -> Held:
         return Held(*(sum(held[n][k] for n in names) for k in ("model", "context", "compute")))
 
-    count = told["flags"]["devices"]
+    count = flags["devices"]
     named = [f"DEV{i}" for i in range(count)]
     return Run(
         model=told["model"],
         group=told["group"],
-        flags=told["flags"],
+        flags=flags,
         devices=tuple(sums([n]) if n in held else Held(0, 0, 0) for n in named),
         host=sums([n for n in held if n not in named]),
         error=told.get("error", ""),
@@ -147,6 +151,48 @@ def estimated(header: GgufFacts, flags: Mapping[str, Any]) -> Table:
     facts = ModelFacts(weight_bytes=header.file_bytes, gguf=header, categories=categories_of(header))
     split = str(flags["ts"]).replace("/", ",") if flags.get("ts") else None
     return table(spec, facts, devices=flags["devices"] or None, split=split, rows=flags["n_outputs_max"])
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far an estimate was from a run, as shares of what there was: of all devices and the host together,
+    and of each of them."""
+
+    run: Run
+    architecture: str
+    total: float
+    devices: tuple[float, ...]
+    exact: bool
+    """Every buffer to the byte."""
+    memory_exact: bool
+    """Weights and caches are."""
+
+    @property
+    def group(self) -> str:
+        return self.run.group
+
+
+@lru_cache(maxsize=4)
+def errors_of(name: str) -> tuple[Error, ...]:
+    """Errors over all runs of a file that started."""
+    known = headers(HEADERS[name])
+    return tuple(error(run, known[run.model]) for run in runs(name) if not run.error)
+
+
+def error(run: Run, header: GgufFacts) -> Error:
+    """Estimate under the flags of a run, and compare."""
+    level = estimated(header, run.flags).chosen
+    assert level is not None, f"{run}: refused"
+    devices, host = held(level, len(run.devices))
+    ours, theirs = (*devices, host), (*run.devices, run.host)
+    return Error(
+        run=run,
+        architecture=header.architecture,
+        total=sum(h.total for h in ours) / run.total - 1,
+        devices=tuple(a.total / b.total - 1 for a, b in zip(ours, theirs, strict=True) if b.total),
+        exact=ours == theirs,
+        memory_exact=all(a[:2] == b[:2] for a, b in zip(ours, theirs, strict=True)),
+    )
 
 
 def held(division: Division, devices: int) -> tuple[tuple[Held, ...], Held]:

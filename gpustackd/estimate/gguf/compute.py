@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf import F32, GgufFacts
 from gpustackd.estimate.gguf.allocate import peaks
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.memory import ubatch_of, window_cells
@@ -70,17 +70,29 @@ class Buffers:
         """Bytes on each device and, last, on the host. `places`: device of each block and of the output."""
         order, here, output, groups = self._short(places, devices)
         full = all(p != devices for p in places)
-        several = devices > 1  # also where one of them holds everything
-        key = (tuple(self._kinds[i] for i in order), tuple(here), output, full, several)
+        pipelined = self.pipelined(places, devices)  # also where one of them holds everything
+        key = (tuple(self._kinds[i] for i in order), tuple(here), output, full, pipelined)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
             found = self._kept[key] = self._laid_out(
-                order, here, output, max(groups, default=-1) + 1, pipelined=full and several
+                order, here, output, max(groups, default=-1) + 1, pipelined=pipelined
             )
         host = found[-1]
         return (*(found[g] if g >= 0 else 0 for g in groups), host)
+
+    def pipelined(self, places: Sequence[int], devices: int) -> bool:
+        """Whether several batches are under way at once: everything is on devices, and there are several."""
+        serving = self._serving
+        free = serving.offload_cache and serving.whole_split and not serving.overrides
+        return devices > 1 and free and all(p != devices for p in places)
+
+    @property
+    def activation_copies(self) -> int:
+        """Bytes of what goes from layer to layer, as often as inputs are held; 0 where no norm is first."""
+        normed = "attn_norm.weight" in self._tensors.layers[0] if self._tensors.layers else False
+        return COPIES * F32.size * self._dims.embedding * self._load.tokens if normed else 0
 
     def _short(self, places: Sequence[int], devices: int) -> tuple[list[int], list[int], int, list[int]]:
         """Layers that stand for all, their devices under new numbers, the output's, and for each device of
@@ -137,7 +149,6 @@ class Buffers:
                 name: host if device is None else min(device, host) for name, device in self._moved.items()
             },
         )
-        pipelined = pipelined and not on_host and self._serving.whole_split and not self._serving.overrides
         copies = COPIES if pipelined else 1
         a_pass = Pass(self._facts, self._dims, self._tensors, self._load, homes, order)
         try:

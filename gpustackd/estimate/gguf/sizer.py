@@ -21,6 +21,9 @@ from gpustackd.estimate.gguf.serving import Serving
 from gpustackd.estimate.gguf.shares import DeviceShare, Division, HostShare
 
 KEPT = 4096
+SPARE = 0.006
+"""Share of a model up to which the copies of an activation are counted that llama.cpp's dry run, by which its
+server fits models to devices, holds on every device after the first, and its real run does not."""
 
 
 class Sizer:
@@ -77,8 +80,12 @@ class Sizer:
         weights[output] += memory.output - (memory.tied if output == host else 0)
         for device, size in memory.overrides.items():
             weights[min(device, host)] += size
-        compute = self.buffers.of([int(p) for p in at], devices)
+        compute = self.buffers.of(at.tolist(), devices)
         used = [d for d in range(devices) if layers[d] or output == d]
+        if self.buffers.pipelined(at.tolist(), devices):
+            spare = self.buffers.activation_copies
+            if spare <= SPARE * (int(weights.sum() + cache.sum()) + sum(compute)):
+                compute = tuple(c + (spare if d in used[1:] else 0) for d, c in enumerate(compute))
         extra_vram, extra_ram = self._extras
         shares = []
         for d in range(devices):
