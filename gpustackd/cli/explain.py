@@ -49,14 +49,16 @@ def explain(
     Example: gpustackd explain qwen-1
     """
     found = settings(config, database_url)
-    answer = anyio.run(_answer, found, found.require_database(), instance)
+    told = anyio.run(answer, found, found.require_database(), instance)
     if output is Form.JSON:
-        print_json(answer)
+        print_json(told)
     else:
-        show(console(), answer)
+        show(console(), told)
 
 
-async def _answer(found: Settings, url: str, name: str) -> dict[str, Any]:
+async def answer(found: Settings, url: str, name: str) -> dict[str, Any]:
+    """Everything that is told of an instance, as data. Raises Refused where there is none of that name,
+    DatabaseUnavailable or WrongRevision."""
     from gpustackd.store.inventory import Inventory
     from gpustackd.store.snapshot import snapshot
 

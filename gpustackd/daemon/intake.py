@@ -100,6 +100,8 @@ class Intake:
             self._paths.doubt()
         if news.deleted:
             self._view.reload_next()
+        if news.created and (news.cures or news.deleted):
+            await self._view.refresh()  # what is told together is decided on together
         if news.created:  # before a scan, which would count them as found by it alone
             rows = await self._store.waiting(sorted(news.created))
             await self._weighing.weigh({r.model_id for r in rows})

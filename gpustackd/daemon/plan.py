@@ -120,7 +120,7 @@ class Planner:
         trials = [self._trial(w, w.id not in there) for w in self._in_order(queue, decreasing)]
         placed = {t.id for t in trials if t.placed}
         models = [self._of(m, placed, there, schedules[m]) for m in done.models]
-        self._warnings += [f"{name}: {words}" for name, words in self._standing.reports.remarks if words]
+        self._warnings += [words for _, words in self._standing.reports.remarks if words]
         return Plan(tuple(models), tuple(trials), tuple(self._warnings), self._standing)
 
     # -- who is tried ---------------------------------------------------------------------------------
