@@ -22,12 +22,15 @@ TOO_LOW = 3.0
 ROW = "GGUF estimates against llama.cpp"
 
 
-def rows() -> list[dict[str, Any]]:
-    """Figures of all rows: `row`, `what`, `value`, `unit`, `bound`, `at_most`, `note`."""
+def rows(quick: bool = False) -> list[dict[str, Any]]:
+    """Figures of all rows: `row`, `what`, `value`, `unit`, `bound`, `at_most`, `note`. The short form tells
+    our own runs by group alone."""
     handed, own = errors_of("truth.jsonl"), errors_of("measured.jsonl")
     made = _lines(f"{ROW}: handed runs", "group", _by(handed, "group"))
     made += _lines(f"{ROW}: handed runs", "architecture", _by(handed, "architecture"))
-    made += _lines(f"{ROW}: our own runs", "architecture", _by(own, "architecture"))
+    made += _lines(f"{ROW}: our own runs", "group", _by(own, "group"))
+    if not quick:
+        made += _lines(f"{ROW}: our own runs", "architecture", _by(own, "architecture"))
     every = [*handed, *own]
     for what, value, bound in (
         ("median of all", _percent(median(every)), MEDIAN),

@@ -19,6 +19,7 @@ from tests.bench import (
     bench_engines,
     bench_estimate,
     bench_gguf_search,
+    gguf_errors,
     machine,
     side_by_side,
 )
@@ -40,6 +41,7 @@ NAMES = (
     "engines",
     "estimate",
     "gguf",
+    "truth",
     "rate",
     "latency",
     "parked",
@@ -59,6 +61,7 @@ IN_MEMORY: dict[str, Callable[[bool], list[dict[str, Any]]]] = {
     "engines": bench_engines.rows,
     "estimate": bench_estimate.rows,
     "gguf": bench_gguf_search.rows,
+    "truth": gguf_errors.rows,
 }
 """Rows without a database."""
 
