@@ -39,7 +39,7 @@ class Windows:
     @property
     def gap(self) -> float:
         """Between two looks, after which nothing is known of the time in between."""
-        return min(max(3 * self.sweep, self.grace / 2), 45.0)
+        return min(max(3 * self.sweep, self.grace / 2, 2.0), 45.0)
 
     @property
     def sweep(self) -> float:

@@ -42,4 +42,4 @@ def test_the_defaults_are_those_of_the_spec_and_lengths_follow_from_them() -> No
     assert (spans.interval, spans.grace, spans.reschedule, spans.pickup) == (30, 150, 300, 60)
     assert (spans.sweep, spans.care, spans.seen, spans.gap) == (15, 5, 45, 45)
     short = Windows(interval=0.5, grace=3, reschedule=6, pickup=2)
-    assert (short.sweep, short.care, short.seen, short.gap) == (0.3, 0.2, 0.75, 1.5)
+    assert (short.sweep, short.care, short.seen, short.gap) == (0.3, 0.2, 0.75, 2)
