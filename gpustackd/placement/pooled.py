@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from gpustackd.placement.search import Search
 
 
+FURTHER = 4096
+"""Numbers of parts that are tried beyond the fewest: no fleet has as many workers to give one each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The pool as it is known now; `problem` where nothing can be taken from it."""
@@ -180,8 +184,8 @@ class PooledCards(OneWorkerTier):
             return ask.world if ask.world >= fewest else None
         if fewest == 1:
             return 1
-        known = rules.divisors.num_attention_heads or rules.divisors.vocab_size
-        most = known or fewest
+        known = rules.divisors.num_attention_heads or rules.divisors.vocab_size or fewest
+        most = min(known, fewest + FURTHER)  # a configuration may state any number of heads
         return next((n for n in range(fewest, most + 1) if rules.divisors.allows(n)), None)
 
     # -- choosing ----------------------------------------------------------------------------------------

@@ -104,11 +104,10 @@ def root_architectures(config: Config) -> tuple[str, ...]:
 
 def text_part(config: Config) -> Config:
     """The object that holds the language model's dimensions: a nested one that states attention heads (or
-    whose family's default is known), else the root."""
-    parts = [_object(config, key) for key in TEXT_PARTS]
+    whose family's default is known), then the root, then the thinker of a model that speaks."""
+    parts = [with_defaults(_object(config, key)) for key in TEXT_PARTS]
     thinker = _object(config, "thinker_config")
-    parts += [_object(thinker, "text_config"), thinker]
-    parts = [with_defaults(p) for p in parts]
+    parts += [config, with_defaults(_object(thinker, "text_config")), with_defaults(thinker)]
     return next((p for p in parts if _first(p, ALIASES["num_attention_heads"])), with_defaults(config))
 
 

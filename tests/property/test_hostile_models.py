@@ -17,12 +17,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpustackd.domain.facts import ModelFacts
+from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate.breakdown import breakdown
 from gpustackd.estimate.demand import build_demand
 from gpustackd.estimate.evaluate import evaluate
+from gpustackd.placement.decide import decide
+from gpustackd.placement.policy import Policy, Subject
 from gpustackd.sources import bounded_json, config_json, safetensors_header, weight_files
 from gpustackd.sources.reader import Reader
+from tests.fleets import fleet
 from tests.specs import a_model
 
 MIB = 1024**2
@@ -171,16 +175,18 @@ def test_any_bytes_are_a_document_or_an_error(data: bytes) -> None:
 @example(["--tensor-parallel-size=-1"], "vLLM")
 @example(["--hf-overrides={"], "vLLM")
 @example(['--served-model-name "a\nb'], "SGLang")
-def test_any_parameters_give_a_demand_or_an_error_of_the_row(parameters: list[str], backend: str) -> None:
+def test_any_parameters_give_a_decision_or_an_error_of_the_row(parameters: list[str], backend: str) -> None:
     facts = ModelFacts(weight_bytes=10**9, hyper=config_json.hyper_parameters({"num_attention_heads": 8}))
     spec = a_model(backend=backend, backend_parameters=parameters)
     evaluate(spec, facts)
-    wrong = None
+    answer: Any = None
     try:
-        build_demand(spec, facts)
+        wanted = build_demand(spec, facts)
+        on = fleet("1x4xA-80 + 1x4xN-64[type=cann]")
+        answer = decide(on, wanted, Subject(1, "x"), Policy())
     except BadRow as e:
-        wrong = e
-    assert wrong is None or wrong.field == "backend_parameters"
+        answer = e
+    assert isinstance(answer, (Placed, NoFit)) or answer.field == "backend_parameters"
 
 
 @LIMITED

@@ -356,3 +356,8 @@ def test_a_tensor_parallel_size_that_does_not_divide_the_model_is_refused_for_po
     said = refused(fleet("4x8xA100-80"), wanted, policy=policy()).message
     assert f"{heads}" in said
     assert "cannot be split evenly" in said
+
+
+def test_heads_without_number_and_divisors_end_the_search_for_a_number_of_parts():
+    said = refused(fleet("3x1xA100-80"), half(100, heads=999_999_999_989), policy=policy()).message
+    assert "999999999989 heads cannot be split evenly over 3 GPUs" in said

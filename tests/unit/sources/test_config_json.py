@@ -198,3 +198,22 @@ def test_a_dimension_given_per_layer_is_unknown() -> None:
 
 def test_whole_floats_are_numbers() -> None:
     assert hyper_parameters({"num_hidden_layers": 32.0}).num_hidden_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "heads"),
+    [
+        ({"num_attention_heads": 128, "thinker_config": {"text_config": {"num_attention_heads": 28}}}, 128),
+        ({"num_attention_heads": 128, "text_config": {"num_attention_heads": 64}}, 64),
+        ({"num_attention_heads": 128, "text_config": {"hidden_size": 64}}, 128),
+        ({"num_attention_heads": 0, "thinker_config": {"text_config": {"num_attention_heads": 28}}}, 28),
+        ({"text_config": {"num_attention_heads": 0}, "num_attention_heads": 16}, 16),
+        ({"text_config": None, "llm_config": [], "num_attention_heads": 16}, 16),
+        ({"thinker_config": {"num_attention_heads": 28}}, 28),
+        ({}, None),
+    ],
+)
+def test_heads_are_those_of_the_language_part_then_of_the_root_then_of_the_thinker(
+    config: dict[str, Any], heads: int | None
+) -> None:
+    assert hyper_parameters(config).num_attention_heads == heads
