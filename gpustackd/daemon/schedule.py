@@ -93,9 +93,17 @@ class Scheduling:
             if work:
                 self._under_way += 1
                 try:
+                    await self._look_up()
                     await self._round(work)
                 finally:
                     self._under_way -= 1
+
+    async def _look_up(self) -> None:
+        """See what other replicas did while this one was idle: commits notify nobody, and what fits still may
+        not be the best place any more."""
+        if self._under_way == 1:
+            self._fed = 0.0
+            await self._feed(())
 
     async def _round(self, work: list[Work]) -> None:
         placed: list[tuple[Work, Placed, float, int]] = []
