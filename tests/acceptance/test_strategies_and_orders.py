@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -126,4 +127,44 @@ async def test_fragmentation_keeps_whole_workers_for_what_waits(
         assert len({r["worker_name"] for r in rows}) == 1
         (last,) = await site.instances(large)
         await site.placed([last], patience=within(1))
+    assert await record.broken() == []
+
+
+async def test_decision_records_tell_pool_candidates_and_parts(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    """Placed or refused: workers left after each filter, the best five with what their scores are made of."""
+    labels = {"zone": "a"}
+    for n in range(7):
+        await site.worker(W(f"a{n}", 256, "2x24"), labels=labels)
+    await site.worker(W("b", 256, "2x24"))
+    await site.worker(W("off", 256, "2x24"), labels=labels, state="MAINTENANCE")
+    selector = {"match": labels, "preferred": [{"key": "zone", "operator": "Exists", "weight": 2}]}
+    model = await site.model(18, worker_selector=selector)
+    huge = await site.model(900, worker_selector=selector)
+    path = (await site.row("models", model))["local_path"]
+    await site.insert(
+        "model_files", worker_id=3, source_index=sha256(path.encode()).hexdigest(), size=9, state="READY"
+    )
+    async with crew(site.url, tmp_path / "logs", **QUIET) as daemons, watching(site.url):
+        await daemons.start()
+        placed, *_ = await site.placed(await site.instances(model))
+        refused, *_ = await site.refused(await site.instances(huge))
+    records = {
+        r["instance_id"]: r for r in await site.sql.fetch("SELECT * FROM scheduling_decisions ORDER BY id")
+    }
+    good, bad = records[placed["id"]], records[refused["id"]]
+    left = [("labels", 8), ("status", 7), ("backend", 7), ("local_path", 7)]
+    for row in (good, bad):
+        assert [(s["filter"], s["kept"]) for s in row["pool"]] == left
+        assert {s["total"] for s in row["pool"]} == {9}
+        assert row["duration_ms"] > 0
+    assert placed["worker_name"] == "a2"
+    best, *others = good["candidates"]
+    assert best["worker"] == "a2"
+    assert best["parts"] == {"placement": 100, "locality": 5, "preferred": 2}
+    assert best["score"] == 107
+    assert len(others) == 4
+    assert {c["score"] for c in others} == {102}
+    assert "fit" in {r["filter"] for r in bad["reasons"]}
     assert await record.broken() == []
