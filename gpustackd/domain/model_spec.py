@@ -144,7 +144,14 @@ class ModelSpec:
 
     @property
     def skips_gpu_count_check(self) -> bool:
-        return str(self.env.get(SKIP_GPU_COUNT_CHECK, "")).strip().lower() in {"1", "true", "yes", "on"}
+        """Whether a world size that differs from the hand-picked GPUs is let pass; without any there is
+        nothing to skip (selectors spec section 5)."""
+        return bool(self.gpu_ids) and str(self.env.get(SKIP_GPU_COUNT_CHECK, "")).strip().lower() in {
+            "1",
+            "true",
+            "yes",
+            "on",
+        }
 
 
 _TEXT = (  # noqa: SIM905

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.errors import BadRow
@@ -171,11 +172,9 @@ DIVISIBLE = peer.cases("tp_divisibility")
 
 @pytest.mark.parametrize("case", DIVISIBLE, ids=[c["id"] for c in DIVISIBLE])
 def test_divisibility(case):
-    inputs, flags = case["inputs"], case["model"]["backend_parameters"]
-    vision = (
-        0
-        if {"--language-model-only", "--language-only"} & set(flags)
-        else inputs["vision_num_attention_heads"]
-    )
+    inputs, flags = case["inputs"], parse(case["model"]["backend_parameters"], first_wins=True)
+    alone = {"vLLM": "language-model-only", "SGLang": "language-only"}.get(case.get("backend", "vLLM"))
+    splits = alone is not None and not flags.flag(alone)
+    vision = inputs["vision_num_attention_heads"] if splits else 0
     divides = Divisors(inputs["num_attention_heads"] or 0, vision or 0, inputs["vocab_size"] or 0)
     assert divides.allows(inputs["tp_size"]) is case["expect"]["divisible"]
