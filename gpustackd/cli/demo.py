@@ -101,6 +101,7 @@ def _set_the_stage_and_play(told: Narration, where: Path) -> None:
 
 async def _play(told: Narration, where: Path, server: EmbeddedPostgres, models: Path) -> None:
     from gpustackd.cli.demonstration.replicas import replicas
+    from gpustackd.cli.demonstration.scaling import scale_up_and_down
     from gpustackd.examples import folder
     from gpustackd.store import watch
     from gpustackd.store.inventory import connected
@@ -123,6 +124,7 @@ async def _play(told: Narration, where: Path, server: EmbeddedPostgres, models: 
             await _storm(told, connection, made)
             await _look(told, connection)
             await _free(told, connection)
+            await scale_up_and_down(told, connection)
             await _audit(told, connection)
             await _stop(told, made)
 
