@@ -45,6 +45,6 @@ async def scale_up_and_down(told: Narration, connection: Connection) -> None:
     down = await scale(connection, MODEL, number - FEWER, PATIENCE)
     told.finding(
         down.reached and {broken, *again.came} < set(down.went) and len(down.went) == FEWER,
-        f"replicas = {number - FEWER} took {broken}, which had failed, {there[1]}, which was not up yet, and of"
-        f" those that ran only {', '.join(set(down.went) - {broken, there[1]})}",
+        f"replicas = {number - FEWER} took {broken}, which had failed, {there[1]}, which was not up yet, and"
+        f" of those that ran only {', '.join(set(down.went) - {broken, there[1]})}",
     )
