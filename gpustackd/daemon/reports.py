@@ -169,7 +169,13 @@ class Reports:
         )
 
     def worker_state(self, worker: WorkerRow, before: str | None) -> None:
-        self.log.info("worker.state_changed", worker=worker.name, before=before, state=worker.state)
+        self.log.info(
+            "worker.state_changed",
+            worker=worker.name,
+            before=before,
+            state=worker.state,
+            reason=worker.state_message,
+        )
 
     def leases_expired(self, ids: Sequence[int]) -> None:
         self.metrics.leases_expired(len(ids))

@@ -30,6 +30,8 @@ class WorkerRow:
     ifname: str | None = None
     port: int | None = None
     """Of the worker's file API."""
+    state_message: str | None = None
+    """Why it is in its state, where somebody said so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gpustackd.domain.windows import Windows
 from gpustackd.store.postgres import PostgresStore
 
-LIMIT = 200
+LIMIT = 100
 """Instances that one call moves: a transaction stays short."""
 
 

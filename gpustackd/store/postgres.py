@@ -47,7 +47,7 @@ _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, async
 _WORKERS = """
 SELECT w.id, w.name, w.cluster_id, w.state, w.version, w.labels, w.ram_capacity, w.ram_allocated,
        w.unified_memory, w.over_committed, w.vram_reserved, w.cpu_arch, w.ip, w.advertise_address, w.ifname,
-       w.port
+       w.port, w.state_message
   FROM workers w WHERE {where}"""
 _GPUS = """
 SELECT m.mark, g.id, g.worker_id, g.index, g.type, g.version, g.vram_total, g.capacity, g.vram_allocated,
@@ -396,6 +396,7 @@ def _worker(r: Any) -> WorkerRow:
         advertise_address=r["advertise_address"],
         ifname=r["ifname"],
         port=r["port"],
+        state_message=r["state_message"],
     )
 
 

@@ -325,11 +325,11 @@ async def test_many_instances_go_in_bites(world: World) -> None:
     one, _ = await fleet(world, 2)
     part = await world.part(one[0], one[1][:1], 2**20)
     model = await world.model()
-    ids = [await world.instance(model) for _ in range(230)]
+    ids = [await world.instance(model) for _ in range(130)]
     claims = await world.claims(*ids)
     await world.commit(*[await world.proposal(c, part) for c in claims])
     await beat(world, one[0], ago=400)
     await health(world).sweep(LONG)
     found = [len(await health(world).leave_workers(LONG)) for _ in range(3)]
-    assert found == [200, 30, 0]
+    assert found == [100, 30, 0]
     await world.clean()
