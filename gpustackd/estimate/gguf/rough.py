@@ -8,6 +8,7 @@ from gpustackd.domain.gguf import GgufFacts
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.memory import has_head
 from gpustackd.estimate.gguf.passing import Inventory, Load
+from gpustackd.estimate.gguf.sparse import WITH_VALUES
 
 ROOM = 1.5
 """By how much the sum of a layer's results is raised."""
@@ -31,6 +32,10 @@ def rough_buffers(
     given = 64 * load.tokens + (2 if load.flash else 4) * load.cells * load.tokens
     if any(dims.windowed):
         given += (2 if load.flash else 4) * load.window_cells * load.tokens
+    if facts.integer("attention.indexer.head_count"):  # a mask of its own
+        given += 2 * load.cells * load.tokens
+    if facts.architecture == "minimax-01":  # how much each token fades for each later one, by head
+        given += 4 * load.tokens**2 * (max(dims.heads, default=0) + 2)
     if not load.flash:
         given += 2 * rows * max(h * dims.value_of(i) for i, h in enumerate(dims.kv_heads))
     # embeddings of every layer, and several states side by side that travel from device to device
@@ -71,6 +76,7 @@ def _layer(facts: GgufFacts, dims: Dimensions, tensors: Inventory, load: Load, l
     attend = rows * (4 * other + 4 * dims.embedding + 2 * heads * head)
     if not load.flash:
         attend += rows * heads * load.cells
-    if facts.integer("attention.indexer.head_count"):  # cells are scored and chosen first
-        attend += 2 * rows * load.cells
+    if scoring := facts.integer("attention.indexer.head_count"):  # cells are scored and chosen first
+        apart = facts.architecture in WITH_VALUES  # by every head; others do it in one step
+        attend += rows * load.cells * (2 + (scoring // 2 if apart else 0))
     return int(ROOM * max(forward, attend))

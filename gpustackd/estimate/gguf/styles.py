@@ -105,7 +105,7 @@ STYLES: Mapping[str, Style] = MappingProxyType({
     "llama4": Style(steps_without_turn=4, weigh_first=True, experts_normed=False, gating="sigmoid"),
     "minicpm": Style(embedding_scaled=True, residual_scaled=True, logits_scaled=True),
     "minimax-m2": Style(wide_norms=True, heads_after_norms=True),
-    "mpt": Style(rms=False, turns=False, wide_norms=True),
+    "mpt": Style(rms=False, turns=False, wide_norms=True, places=True),
     "nemotron": _LAYER_NORMED,
     "olmo": Style(rms=False, bare_norms=True),
     "olmo2": Style(second_norm="", wide_norms=True, heads_after_norms=True),
