@@ -98,28 +98,32 @@ def _current(there: Sequence[Replica]) -> str | None:
 def _of_one(number: int, there: Sequence[Replica], rank: Rank, window: float, seat: Seat) -> Steps:
     live = [r for r in there if r.draining_for is None]
     draining = [r for r in there if r.draining_for is not None]
-    take_back: list[int] = []
-    if len(live) < number:
-        # Whoever drains serves still: the best of them come back before anything new is started.
-        able = [r for r in draining if _may_come_back(r)]
-        wanted = number - len(live)
-        take_back = [r.id for r in list(reversed(rank(able)))[:wanted]]
-    leaving = [r for r in draining if r.id not in take_back]
+    # Whoever drains serves still: the best of them come back before anything new is started.
+    able = list(reversed(rank([r for r in draining if _may_come_back(r)])))
+    back = able[: max(number - len(live), 0)]
+    surplus = list(rank(live))[: max(len(live) - number, 0)]
+    # Nor does one that is well go while one that is not stays: they change places.
+    well = [r for r in able[len(back) :] if r.healthy]
+    ill = [r for r in rank(live) if not r.healthy and r not in surplus]
+    changes = min(len(well), len(ill))
+    back += well[:changes]
+    surplus += ill[:changes]
+
+    leaving = [r for r in draining if r not in back]
     delete = [r.id for r in leaving if not r.serving or _left(r, window) <= 0]
     drain: list[int] = []
-    surplus = list(rank(live))[: max(len(live) - number, 0)]
     for victim in surplus:
         if window > 0 and victim.serving:
             drain.append(victim.id)
         else:
             delete.append(victim.id)
-    missing = number - len(live) - len(take_back)
+    missing = number - len(live) - len(back) + len(surplus)
     dues = [_left(r, window) for r in leaving if r.id not in delete]
     return Steps(
         (Seat(missing, seat.role, seat.group_id),) if missing > 0 else (),
         tuple(sorted(delete)),
         tuple(drain),
-        tuple(take_back),
+        tuple(r.id for r in back),
         min([*dues, *([window] if drain else [])], default=None),
     )
 

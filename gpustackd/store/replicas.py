@@ -15,13 +15,15 @@ _UNEVEN = """
 SELECT m.id
   FROM models m
   LEFT JOIN (SELECT model_id, count(*) AS n, count(draining_since) AS leaving, count(role) AS members
-               FROM model_instances WHERE $1::bigint[] IS NULL OR model_id = ANY ($1)
-              GROUP BY model_id) i ON i.model_id = m.id
- WHERE ($1::bigint[] IS NULL OR m.id = ANY ($1))
+               FROM model_instances WHERE {instances} GROUP BY model_id) i ON i.model_id = m.id
+ WHERE {models}
    AND (m.replicas IS NOT NULL
         AND (coalesce(i.n - i.leaving, 0) <> m.replicas OR i.leaving > 0 OR i.members > 0)
-        OR m.scaling_schedule @> '{"enabled": true}')
+        OR m.scaling_schedule @> '{{"enabled": true}}')
  ORDER BY m.id"""
+# Two statements: one for both would be planned once, and read everything for a few.
+_ALL = _UNEVEN.format(instances="true", models="true")
+_SOME = _UNEVEN.format(instances="model_id = ANY ($1::bigint[])", models="m.id = ANY ($1::bigint[])")
 
 _MODEL = """
 SELECT m.id, m.name, m.replicas, m.roles, m.scaling_schedule, m.placement_strategy,
@@ -55,7 +57,7 @@ class PostgresReplicas:
 
     async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
         async with self._store.connection() as connection:
-            rows = await connection.fetch(_UNEVEN, None if ids is None else list(ids))
+            rows = await (connection.fetch(_ALL) if ids is None else connection.fetch(_SOME, list(ids)))
         return [r["id"] for r in rows]
 
     async def replicas(self, model_id: int) -> ReplicasSeen | None:

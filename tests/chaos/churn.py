@@ -37,7 +37,7 @@ BEGIN
       JOIN workers gw ON gw.id = g.worker_id
       JOIN model_instances s ON s.model_id = g.model_id AND s.draining_since IS NULL
       LEFT JOIN workers sw ON sw.id = s.worker_id
-     WHERE g.draining_since IS NULL AND g.state = 'RUNNING' AND gw.state = 'READY'
+     WHERE g.state = 'RUNNING' AND gw.state = 'READY'
        AND NOT (s.state = 'RUNNING' AND coalesce(sw.state = 'READY', false))
        AND s.created_at < now()
        AND coalesce(greatest(gw.updated_at, sw.updated_at), '-infinity') < clock_timestamp() - interval '2 s';

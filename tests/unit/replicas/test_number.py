@@ -68,6 +68,22 @@ def test_who_drains_is_taken_back_before_anything_new_is_started() -> None:
     assert steps(asked, leaving, by_id) == Steps(add=(Seat(1),), due_in=40)
 
 
+def test_one_that_drains_and_is_well_changes_places_with_one_that_is_not() -> None:
+    """Also when its time is over: a healthy replica never goes while an unhealthy one stays."""
+    for seconds in (20, 60, 90):
+        for state in ("ERROR", "STARTING", "UNREACHABLE"):
+            there = [some(1)[0], replica({"id": 2, "state": state, "worker_id": 1, "worker_state": "READY"})]
+            there += [draining(3, seconds), draining(4, 10)]
+            todo = steps(Asked(2, window=60), there, by_id)
+            assert todo.delete[0] == 2
+            assert (todo.take_back, len(todo.add)) == ((3,), 0)
+    # one that serves on a worker to be left drains in its turn
+    there = [*some(1, worker_state="MAINTENANCE"), draining(3, 20)]
+    assert steps(Asked(1, window=60), there, by_id) == Steps(drain=(1,), take_back=(3,), due_in=60)
+    # those that are well alike do not change places, whatever their rank
+    assert steps(Asked(1, window=60), [*some(1), draining(3, 20)], by_id) == Steps(due_in=40)
+
+
 def member(id_: int, role: str, group: str | None = "g", **columns: Any) -> Replica:
     return replica(
         {"id": id_, "state": "RUNNING", "worker_id": 1, "worker_state": "READY", "created": id_, "role": role,
