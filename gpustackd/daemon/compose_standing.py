@@ -11,6 +11,7 @@ from gpustackd.daemon.path_probe import PROBE_CONNECT, PROBE_TOTAL, PathProbe
 from gpustackd.daemon.plan import Plan, Planner
 from gpustackd.daemon.standing import Standing
 from gpustackd.daemon.surroundings import Surroundings
+from gpustackd.daemon.weighing import Order
 from gpustackd.ports import Store
 from gpustackd.settings import Settings
 from gpustackd.sources.reader import Reader
@@ -37,7 +38,9 @@ async def standing_on(
         fresh = usage_fresh(settings)
         foreign = None if fresh is None else await (measured_by or store).foreign_memory(fresh)
         paths = PathProbe(files, around, monotonic)
-        yield await Standing.of(store, models, policy(settings), around, paths, foreign=foreign)
+        yield await Standing.of(
+            store, models, policy(settings), around, paths, order=Order(settings.queue_order), foreign=foreign
+        )
 
 
 @asynccontextmanager
@@ -55,6 +58,6 @@ async def planned(
             await overlay.write(documents)
         async with standing_on(store, settings, measured_by=source) as standing:
             planner = Planner(store, overlay, standing)
-            made = await planner.plan(before, decreasing=settings.queue_order == "decreasing", zone=zone)
+            made = await planner.plan(before, zone=zone)
             models = store.models_by_id
             yield made, {i.id: (i.name, models[i.model_id].name) for i in store.model_instances.values()}

@@ -38,11 +38,13 @@ class Explained:
 async def explained(
     standing: Standing, instance: Waiting, queue: Sequence[Waiting], holders: Mapping[int, Holder]
 ) -> Explained:
-    """Decide anew for an instance that waits. `queue`: everything that waits, in the order in which it is
-    tried; `holders`: instances with a place, by id. Raises DatabaseUnavailable."""
-    before = [w for w in queue if w.id != instance.id and _rank(w) < _rank(instance)]
+    """Decide anew for an instance that waits. `queue`: everything that waits; `holders`: instances with a
+    place, by id. Raises DatabaseUnavailable."""
     await standing.read([instance.model_id])
-    await standing.read({w.model_id for w in before} - {instance.model_id}, within=OTHERS_WITHIN)
+    others = [w for w in queue if w.id != instance.id and w.priority >= instance.priority]
+    await standing.read({w.model_id for w in others} - {instance.model_id}, within=OTHERS_WITHIN)
+    before = standing.in_order([*others, instance])
+    before = before[: before.index(instance)]
     demand = standing.demand(instance.model_id)
     if isinstance(demand, NoFit):
         return Explained(demand, None, len(before))
@@ -50,7 +52,7 @@ async def explained(
     spec = standing.spec(instance.model_id)
     if not isinstance(outcome, NoFit) or spec is None:
         return Explained(outcome, None, len(before))
-    others = {w.model_id: standing.demand(w.model_id) for w in before}
+    theirs = {w.model_id: standing.demand(w.model_id) for w in before}
     case = Case(
         fleet=standing.fleet,
         policy=standing.policy,
@@ -59,7 +61,7 @@ async def explained(
         spec=spec,
         build=builder(demand.facts, count_draft=PREFER_DRAFT_WEIGHTS in standing.policy.prefer),
         ahead=[Ahead(w.id, w.name, w.model_id) for w in before],
-        demands={m: d for m, d in others.items() if isinstance(d, Demand)},
+        demands={m: d for m, d in theirs.items() if isinstance(d, Demand)},
     )
     return Explained(outcome, advise(case, holders, instance.priority), len(before))
 
@@ -76,8 +78,3 @@ def builder(facts: ModelFacts, *, count_draft: bool) -> Build:
             return None
 
     return build
-
-
-def _rank(waiting: Waiting) -> tuple[int, float, int]:
-    """The order of the queue: priority, then age."""
-    return -waiting.priority, waiting.created_at.timestamp(), waiting.id

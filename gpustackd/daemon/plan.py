@@ -7,14 +7,12 @@ instance after the other, each seeing what those before it took. Nothing is writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
-from gpustackd.daemon.lanes import Item, Origin
 from gpustackd.daemon.standing import Standing
-from gpustackd.daemon.weighing import Order, Ranks
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import NoFit, Outcome
 from gpustackd.errors import BadRow
@@ -117,7 +115,7 @@ class Planner:
             self._add_replicas(model_id, schedules[model_id], now or datetime.now(UTC), zone)
         queue = await self._queue(done)
         await self._read({w.model_id for w in queue}, set(done.models))
-        trials = [self._trial(w, w.id not in there) for w in self._in_order(queue, decreasing)]
+        trials = [self._trial(w, w.id not in there) for w in self._standing.in_order(queue)]
         placed = {t.id for t in trials if t.placed}
         models = [self._of(m, placed, there, schedules[m]) for m in done.models]
         self._warnings += [words for _, words in self._standing.reports.remarks if words]
@@ -170,19 +168,6 @@ class Planner:
         await self._standing.read(models & ours)
         if models - ours:
             await self._standing.read(models - ours, within=READ_OTHERS_WITHIN)
-
-    def _in_order(self, queue: Sequence[Waiting], decreasing: bool) -> list[Waiting]:
-        """As the daemon's queue has them."""
-        standing = self._standing
-        order = Order.DECREASING if decreasing else Order.PRIORITY
-        ranks = Ranks(order, standing.policy.strategy, catalogue=standing.catalogue, view=standing.view)
-
-        def rank(w: Waiting) -> tuple[float, ...]:
-            size, batch = ranks.size(w.model_id), ranks.batch(w.model_id)
-            created = w.created_at.timestamp()
-            return Item(w.id, w.model_id, w.priority, created, Origin.NOTIFY, 0, size, batch).rank
-
-        return sorted(queue, key=rank)
 
     # -- deciding -------------------------------------------------------------------------------------
 

@@ -18,13 +18,14 @@ from gpustackd.daemon.path_probe import PathProbe
 from gpustackd.daemon.silence import Silence
 from gpustackd.daemon.surroundings import Surroundings
 from gpustackd.daemon.view import View
+from gpustackd.daemon.weighing import Order, Ranks
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
-from gpustackd.ports import ModelReader, ModelRecord, Store
+from gpustackd.ports import ModelReader, ModelRecord, Store, Waiting
 
 AT_ONCE = 16
 """Models read at the same time."""
@@ -35,7 +36,13 @@ class Standing:
     """Fleet, policy and models of one moment. Build it with `await Standing.of(…)`."""
 
     def __init__(
-        self, store: Store, reader: ModelReader, policy: Policy, around: Surroundings, paths: PathProbe
+        self,
+        store: Store,
+        reader: ModelReader,
+        policy: Policy,
+        around: Surroundings,
+        paths: PathProbe,
+        order: Order = Order.PRIORITY,
     ) -> None:
         self.store = store
         self.policy = policy
@@ -46,6 +53,7 @@ class Standing:
         draft = PREFER_DRAFT_WEIGHTS in policy.prefer
         self.catalogue = Catalogue(store, reader, self.reports, monotonic, count_draft=draft)
         self.judge = Judge(self.view, policy, self.reports)
+        self._ranks = Ranks(order, policy.strategy, catalogue=self.catalogue, view=self.view)
 
     @classmethod
     async def of(
@@ -56,11 +64,12 @@ class Standing:
         around: Surroundings,
         paths: PathProbe,
         *,
+        order: Order = Order.PRIORITY,
         foreign: Mapping[int, int] | None = None,
     ) -> Standing:
         """Read the fleet, files, pools and backends. `foreign`: bytes that others hold, by GPU id, where that
         counts. Raises DatabaseUnavailable."""
-        made = cls(store, reader, policy, around, paths)
+        made = cls(store, reader, policy, around, paths, order)
         await made.view.load()
         if foreign:
             made.fleet.set_foreign(foreign)
@@ -97,6 +106,10 @@ class Standing:
 
     def _judge_anew(self) -> None:
         self.judge = Judge(self.view, self.policy, self.reports)
+
+    def in_order(self, queue: Iterable[Waiting]) -> list[Waiting]:
+        """Who is tried when, as the daemon's queue has it. Their models have been read."""
+        return sorted(queue, key=self._ranks.rank)
 
     def record(self, model_id: int) -> ModelRecord | None:
         """The row of a model that was read."""

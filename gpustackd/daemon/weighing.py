@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from gpustackd.daemon.catalogue import Catalogue
 from gpustackd.daemon.gathering import Gathered, Gathering
+from gpustackd.daemon.lanes import Item, Origin
 from gpustackd.daemon.path_probe import PathProbe
 from gpustackd.daemon.view import View
 from gpustackd.domain.demand import Demand
@@ -23,6 +24,7 @@ from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.engines import rules_of
 from gpustackd.placement.score.mix import magnitude
+from gpustackd.ports import Waiting
 
 QUIET = 0.04
 """Seconds without a further instance that end a burst."""
@@ -80,6 +82,13 @@ class Ranks:
         spec = record.spec if record is not None else None
         strategy = (spec.placement_strategy if spec is not None else None) or self._strategy
         return model_id if strategy is Strategy.SPREAD else 0
+
+    def rank(self, w: Waiting) -> tuple[float, ...]:
+        """Where an instance that waits stands in the queue, once its model is known: lowest first."""
+        size, batch = self.size(w.model_id), self.batch(w.model_id)
+        return Item(
+            w.id, w.model_id, w.priority, w.created_at.timestamp(), Origin.NOTIFY, 0, size, batch
+        ).rank
 
 
 class Weighing(Ranks):
