@@ -78,6 +78,16 @@ def _schedule(value: Any) -> Any:
     return found
 
 
+def _maintenance(value: Any) -> Any:
+    """`drain` and, if it is to end some time, `deadline`."""
+    if not isinstance(value, Mapping) or not set(value) <= {"drain", "deadline"}:
+        raise ValueError("must be a map of drain and deadline, as in {drain: true}")
+    found: dict[str, Any] = {"drain": f.flag(value.get("drain", False))}
+    if value.get("deadline") is not None:
+        found["deadline"] = f.moment(value["deadline"]).isoformat()
+    return found
+
+
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -117,6 +127,7 @@ KINDS: Mapping[str, Kind] = {
                 "cpu_arch": f.text,
                 "service_port_range": f.text,
                 "heartbeat_at": f.moment,
+                "maintenance": _maintenance,
             },
             references={"cluster": ("cluster_id", "Cluster")},
             defaults={
@@ -164,6 +175,7 @@ KINDS: Mapping[str, Kind] = {
                 "gather": f.data,
                 "scaling_schedule": _schedule,
                 "restart_on_error": f.flag,
+                "min_available": f.count,
                 "priority": f.whole,
                 "preemption": f.one_of(["PreemptLowerPriority", "Never"]),
             },

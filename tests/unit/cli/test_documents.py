@@ -208,3 +208,12 @@ def test_a_schedule_that_cannot_be_kept_is_refused_with_the_part_at_fault() -> N
     said = refused(head + "  enabled: true\n  baseline_replicas: 1\n" + rules % "0 0 30 2 *")
     assert "scaling_schedule: cannot be kept: scaling_schedule.rules[0].start_cron" in said
     assert "baseline_replicas: is missing" in refused(head + "  enabled: true\n" + rules % "0 8 * * *")
+
+
+def test_a_worker_is_drained_by_a_map_that_can_be_read() -> None:
+    head = "kind: Worker\nname: w\nstate: MAINTENANCE\nmaintenance: "
+    found = read_documents(head + "{drain: true, deadline: 2026-01-31T02:00:00Z}", "x.yaml")[0].values
+    assert found["maintenance"] == {"drain": True, "deadline": "2026-01-31T02:00:00+00:00"}
+    assert read_documents(head + "{}", "x.yaml")[0].values["maintenance"] == {"drain": False}
+    for wrong in ("true", "{drian: true}", "{drain: true, deadline: soon}", "{drain: maybe}"):
+        assert "maintenance" in refused(head + wrong)
