@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from gpustackd.store.migrate import upgrade
+from tests.acceptance.daemons import crew
 from tests.acceptance.machines import Site, site_on
 from tests.acceptance.record import Record
+from tests.acceptance.shop import NAMES, Shop
+from tests.conftest import Server, fresh_database
 
 
 @pytest.fixture
@@ -22,3 +26,29 @@ async def site(database: str, tmp_path: Path) -> AsyncIterator[Site]:
 async def record(site: Site) -> Record:
     """Every change of state on that database from now on."""
     return await Record.install(site.sql)
+
+
+@pytest.fixture(scope="module")
+def stage(postgres_server: Server) -> Iterator[str]:
+    """A database with the schema, for all tests of a file."""
+    with fresh_database(postgres_server, postgres_server.migrated_template(upgrade)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+async def house(stage: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Site, Record]]:
+    """One daemon on one database, for all tests of a file."""
+    folder = tmp_path_factory.mktemp("engines")
+    async with site_on(stage, folder) as site:
+        record = await Record.install(site.sql)
+        async with crew(stage, folder / "logs", lease=60, rescan_interval=600) as daemons:
+            await daemons.start()
+            yield site, record
+
+
+@pytest.fixture
+async def shop(house: tuple[Site, Record], tmp_path: Path) -> Shop:
+    """A cluster of one's own on it."""
+    site, record = house
+    cluster = await site.insert("clusters", name=f"c{next(NAMES)}")
+    return Shop(site, record, cluster, tmp_path)
