@@ -122,6 +122,7 @@ class Session:
             weighing = Weighing(
                 self._order, self._policy.strategy, catalogue=catalogue, view=self.view,
                 gathering=self._gathering, paths=self._paths, tasks=reading, clock=monotonic,
+                reports=self._reports,
             )  # fmt: skip
             analysis = Analysis(
                 owner=owner, lease=self._lease, store=self._store, queue=self.queue, desk=self.desk,

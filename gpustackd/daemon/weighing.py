@@ -18,6 +18,7 @@ from gpustackd.daemon.catalogue import Catalogue
 from gpustackd.daemon.gathering import Gathered, Gathering
 from gpustackd.daemon.lanes import Item, Origin
 from gpustackd.daemon.path_probe import PathProbe
+from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.view import View
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Strategy
@@ -105,12 +106,14 @@ class Weighing(Ranks):
         paths: PathProbe,
         tasks: TaskGroup,
         clock: Callable[[], float],
+        reports: Reports,
     ) -> None:
         super().__init__(order, strategy, catalogue=catalogue, view=view)
         self._gathering = gathering
         self._paths = paths
         self._tasks = tasks
         self._clock = clock
+        self._reports = reports
         self._patient_again = 0.0
 
     async def burst(self, news: Gathered) -> None:
@@ -129,18 +132,19 @@ class Weighing(Ranks):
         could be decided out of order, for a little while; reading goes on behind."""
         await self._catalogue.load(model_ids)
         unknown = [m for m in model_ids if self._unknown(m)][:AT_ONCE]
-        if not unknown or (
-            not self.decreasing and (len(model_ids) < 2 or self._clock() < self._patient_again)
-        ):
+        if not unknown or (not self.decreasing and len(model_ids) < 2):
             return
-        done = anyio.Event()
         left = set(unknown)
-        for model_id in unknown:
-            self._tasks.start_soon(self._read, model_id, left, done)
-        with anyio.move_on_after(PATIENCE):
-            await done.wait()
+        if self.decreasing or self._clock() >= self._patient_again:
+            done = anyio.Event()
+            for model_id in unknown:
+                self._tasks.start_soon(self._read, model_id, left, done)
+            with anyio.move_on_after(PATIENCE):
+                await done.wait()
+            if left:
+                self._patient_again = self._clock() + IMPATIENT
         if left:
-            self._patient_again = self._clock() + IMPATIENT
+            self._reports.event("info", "model.slow", count=len(left))
 
     def _unknown(self, model_id: int) -> bool:
         """Whether nobody knows what this model asks; facts that have aged do, where sizes do not matter."""

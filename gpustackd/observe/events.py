@@ -23,6 +23,7 @@ EVENTS = {
     "placement.overtaken": "news of the fleet came before the commit; decided anew",
     "lease.expired": "claims of a replica that is gone were taken back",
     "model.doubtful": "what the files say speaks against the model's row; it is placed all the same",
+    "model.slow": "files took longer than a burst waits for: its other instances are decided before these",
     "model.noted": "what was assumed of a model, or left out of its size; it is placed all the same",
     "model.unreadable": "what a model is made of could not be read",
     "decision.stage_failed": "a filter or scorer failed; decisions go on without it (told once in a while)",
