@@ -100,6 +100,7 @@ def _set_the_stage_and_play(told: Narration, where: Path) -> None:
 
 
 async def _play(told: Narration, where: Path, server: EmbeddedPostgres, models: Path) -> None:
+    from gpustackd.cli.demonstration.lost_worker import SETTINGS, lose_a_worker
     from gpustackd.cli.demonstration.replicas import replicas
     from gpustackd.cli.demonstration.scaling import scale_up_and_down
     from gpustackd.examples import folder
@@ -114,7 +115,7 @@ async def _play(told: Narration, where: Path, server: EmbeddedPostgres, models: 
         await watch.clear(connection)  # of an earlier run in the same folder
         with told.step("fleet and models") as notes:
             notes.append(await _apply(connection, [folder() / "fleet.yaml", models]))
-        settings = {"GPUSTACKD_DATABASE_URL": url, "GPUSTACKD_LEASE": str(LEASE)}
+        settings = {"GPUSTACKD_DATABASE_URL": url, "GPUSTACKD_LEASE": str(LEASE), **SETTINGS}
         async with replicas(REPLICAS, where, settings) as made:
             with told.step(f"{REPLICAS} daemons") as notes:
                 for replica in made:
@@ -125,6 +126,7 @@ async def _play(told: Narration, where: Path, server: EmbeddedPostgres, models: 
             await _look(told, connection)
             await _free(told, connection)
             await scale_up_and_down(told, connection)
+            await lose_a_worker(told, connection)
             await _audit(told, connection)
             await _stop(told, made)
 
