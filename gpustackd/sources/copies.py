@@ -13,6 +13,9 @@ from dataclasses import replace
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.sources.facts_of import digest_of
 
+SLACK = 1.02
+"""A copy may hold a little more than its source lists: what the downloader notes down beside the files."""
+
 
 def settled(facts: ModelFacts, known: int | None) -> ModelFacts:
     """The facts with the size that counts; `known` is what a copy weighs, in bytes, None = there is none.
@@ -24,7 +27,7 @@ def settled(facts: ModelFacts, known: int | None) -> ModelFacts:
         return facts
     if own is None:
         told = f"sized by a downloaded copy: {facts.unknown_because}"
-    elif own <= known <= (facts.listed_bytes or 0):
+    elif own <= known <= (facts.listed_bytes or 0) * SLACK:
         return facts
     else:
         told = f"sized by a downloaded copy of {known} bytes; its source says {own}"

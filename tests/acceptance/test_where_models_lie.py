@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gpustackd.domain.model_spec import model_spec
 from tests.acceptance import shapes
 from tests.acceptance.daemons import crew, within
 from tests.acceptance.machines import CONFIG, GIB, Site, W
@@ -83,6 +84,16 @@ async def test_a_model_is_sized_alike_wherever_it_lies(site: Site, record: Recor
                 told = "SELECT categories ->> 0 FROM models WHERE id = $1"
                 assert await site.until(told, model) == "llm", name
             assert hub.bytes_sent < 1_000_000, "headers alone are fetched"
+
+            # a copy that was downloaded goes before what the hub says
+            hub_model = await site.sql.fetchval("SELECT id FROM models WHERE name = 'huggingface'")
+            index = model_spec(await site.row("models", hub_model)).source_index
+            await site.insert("model_files", worker_id=1, source_index=index, size=2 * WEIGHTS, state="READY")
+            asked = hub.requests.total()
+            (row,) = await site.placed(await site.instances(hub_model), patience=within(5))
+            (vram,) = row["computed_resource_claim"]["vram"].values()
+            assert vram == int(2 * WEIGHTS * 1.2) + 2 * GIB
+            assert hub.requests.total() == asked
     assert await record.broken() == []
 
 

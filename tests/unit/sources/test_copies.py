@@ -32,8 +32,8 @@ def read(weights: int | None = 100, listed: int | None = 150, **more: Any) -> Mo
         (read(), None, 100), (read(), 0, 100), (read(), -1, 100),
         (read(), 100, 100),
         (read(), 130, 100),  # all that is listed, or a part of it with the weights
-        (read(), 150, 100),
-        (read(), 151, 151), (read(), 99, 99),  # another revision than what is listed now
+        (read(), 150, 100), (read(), 153, 100),
+        (read(), 154, 154), (read(), 99, 99),  # another revision than what is listed now
         (read(listed=None), 130, 130),
         (read(None, None, unknown_because="silent"), 77, 77),
         (read(on_this_host=True), 77, 100),
