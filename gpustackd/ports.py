@@ -196,7 +196,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicasSeen:
-    """A model's replicas as read. `who` and `standing` are the store's words for telling if it is still so."""
+    """A model's replicas as read. `who` and `standing` are the store's words for whether it still is so."""
 
     model_id: int
     name: str
