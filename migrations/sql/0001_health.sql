@@ -34,19 +34,21 @@ CREATE TRIGGER workers_returned AFTER UPDATE OF heartbeat_at ON workers
     EXECUTE FUNCTION gpustackd_worker_returned();
 
 -- Clusters (0 = none) where so many workers are down at once that the observer is doubted first: more than
--- `p_share` of those that are up or went down, and at least `p_least`. Down is who is silent, and who was set so
--- while instances are there; who has been given up already (`lost_at`) does not count any more.
+-- `p_share` of those that are up or went down, and at least `p_least`. Down is who was up and is silent, and who
+-- is silent or was set so while instances are there; who has been given up (`lost_at`) does not count any more,
+-- nor who is said to be gone for good (ERROR, DELETING).
 CREATE FUNCTION gpustackd_doubtful(p_grace double precision, p_share double precision, p_least bigint)
     RETURNS TABLE (cluster bigint, down bigint, of bigint)
     LANGUAGE sql STABLE AS $$
     SELECT c, count(*) FILTER (WHERE d), count(*)
       FROM (SELECT coalesce(cluster_id, 0) AS c,
-                   heartbeat_at < clock_timestamp() - make_interval(secs => p_grace)
-                   OR (state IN ('NOT_READY', 'UNREACHABLE')
-                       AND EXISTS (SELECT FROM instance_claims k WHERE k.worker_id = w.id)) AS d,
+                   CASE WHEN state = 'READY' OR stale_since IS NOT NULL
+                        THEN coalesce(heartbeat_at < clock_timestamp() - make_interval(secs => p_grace), false)
+                        ELSE state IN ('NOT_READY', 'UNREACHABLE')
+                             AND EXISTS (SELECT FROM instance_claims k WHERE k.worker_id = w.id) END AS d,
                    state = 'READY' AS up
               FROM workers w
-             WHERE lost_at IS NULL AND state NOT IN ('MAINTENANCE', 'PROVISIONING')) x
+             WHERE lost_at IS NULL AND state IN ('READY', 'NOT_READY', 'UNREACHABLE')) x
      WHERE d OR up
      GROUP BY c
     HAVING count(*) FILTER (WHERE d) > p_share * count(*) AND count(*) FILTER (WHERE d) >= p_least

@@ -306,6 +306,17 @@ async def test_workers_that_were_given_up_do_not_count_against_those_that_fall_s
     assert (await world.row("workers", hosts[0][0]))["lost_at"] is None
 
 
+async def test_workers_that_never_came_up_or_are_said_to_be_gone_are_no_mass_loss(world: World) -> None:
+    hosts = await fleet(world, 9)
+    gone, instance = await on(world, hosts[0]), await on(world, hosts[8])
+    ids = [w for w, _ in hosts]
+    for n, state in enumerate(["DELETING", "ERROR", "NOT_READY", "NOT_READY", "UNREACHABLE", "PROVISIONING"]):
+        await world.update("workers", ids[n], state=state)
+    await beat(world, *ids[:6], ids[8], ago=5000)
+    assert (await health(world).sweep(LONG)).doubts == ()
+    assert {m.id for m in await health(world).leave_workers(LONG)} == {gone, instance}
+
+
 async def test_nothing_is_marked_or_evicted_for_a_time_that_nobody_watched(world: World) -> None:
     one, _ = await fleet(world, 2)
     instance = await on(world, one)
