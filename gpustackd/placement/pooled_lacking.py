@@ -123,7 +123,7 @@ def _too_large(step: PooledCards, label: str, rows: Ints) -> Reason | None:
         capacity = step.claim(rows)
         offered = np.where(step.matching(rows), capacity, 0)
         best = int(np.sort(offered, axis=1)[:, -ask.cards :].sum(axis=1).max())
-        return None if v <= best else _whole(step, label, params)
+        return None if v <= best else _whole(step, label, best, params)
     parts = step.parts
     if parts == 1:
         return None
@@ -149,13 +149,16 @@ def _too_large(step: PooledCards, label: str, rows: Ints) -> Reason | None:
     return None
 
 
-def _whole(step: PooledCards, label: str, params: dict[str, Any]) -> Reason:
+def _whole(step: PooledCards, label: str, best: int, params: dict[str, Any]) -> Reason:
     ask, v, size = step.ask, step.rules.vram, step.pool.size
     tp = 1
     while tp * size < v and tp < MOST_TP:
         tp *= 2
     n = f"{ask.cards} cards give" if ask.cards > 1 else "one card gives"
     text = f"the model needs {gib(v)}, {n} {gib(ask.cards * size)} ({label}, {gib(size)} each)"
+    if best < ask.cards * size:  # reserved, or smaller than the pool says
+        text += f", of which {gib(best)} can be booked on one worker"
+        params = params | {"bookable_bytes": best}
     if tp * size >= v and tp > ask.cards:
         text += f"; a tensor-parallel size of {tp} would hold it on one worker"
         params = params | {"suggested_tp": tp}

@@ -157,3 +157,8 @@ def test_kept_results_follow_what_was_taken():
         assert kept == ask(on, whole(100, "-tp", "2"), name=f"m-{n}", n=n, policy=known)
         on.assume(kept.placement, n, 1)
     refused(on, whole(100, "-tp", "2"), n=9, policy=known, memo=memo)
+
+
+def test_cards_that_hold_less_than_their_pool_says_are_told_as_they_are():
+    said = refused(fleet("1x2xA100-64"), whole(150, "--tensor-parallel-size=2"), policy=policy()).message
+    assert "2 cards give 160.00 GiB (A100, 80.00 GiB each), of which 128.00 GiB can be booked" in said
