@@ -57,7 +57,8 @@ async def planned(
         for documents in files:
             await overlay.write(documents)
         async with standing_on(store, settings, measured_by=source) as standing:
-            planner = Planner(store, overlay, standing)
+            learnt = {w.id: w.learnt for w in await source.waiting(None)}
+            planner = Planner(store, overlay, standing, learnt)
             made = await planner.plan(before, zone=zone)
             models = store.models_by_id
             yield made, {i.id: (i.name, models[i.model_id].name) for i in store.model_instances.values()}

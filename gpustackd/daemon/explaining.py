@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpustackd.daemon.standing import Standing
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.facts import ModelFacts
+from gpustackd.domain.lessons import with_more
 from gpustackd.domain.model_spec import ModelSpec, filled
 from gpustackd.domain.outcome import NoFit, Outcome
 from gpustackd.errors import BadRow
@@ -48,7 +49,8 @@ async def explained(
     demand = standing.demand(instance.model_id)
     if isinstance(demand, NoFit):
         return Explained(demand, None, len(before))
-    outcome, _ = standing.judge.decide(demand, instance.id, instance.name)
+    demand = with_more(demand, instance.learnt.more)
+    outcome, _ = standing.judge.decide(demand, instance.id, instance.name, instance.learnt.avoid)
     spec = standing.spec(instance.model_id)
     if not isinstance(outcome, NoFit) or spec is None:
         return Explained(outcome, None, len(before))
@@ -67,7 +69,8 @@ async def explained(
 
 
 def builder(facts: ModelFacts, *, count_draft: bool) -> Build:
-    """From an edited model to its demand, with the same files: as the daemon does it after an edit."""
+    """From an edited model to its demand, with the same files: as the daemon does it after an edit. What an
+    instance learnt to ask for at least is for the model as it was."""
 
     def build(spec: ModelSpec) -> Demand | None:
         try:

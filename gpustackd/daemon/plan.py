@@ -7,13 +7,16 @@ instance after the other, each seeing what those before it took. Nothing is writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
+from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
 from gpustackd.daemon.standing import Standing
 from gpustackd.domain.demand import Demand
+from gpustackd.domain.lessons import NONE as NOTHING
+from gpustackd.domain.lessons import Lessons, with_more
 from gpustackd.domain.outcome import NoFit, Outcome
 from gpustackd.errors import BadRow
 from gpustackd.ports import Waiting
@@ -92,8 +95,16 @@ class Plan:
 class Planner:
     """Makes one plan on one copy."""
 
-    def __init__(self, store: MemoryStore, overlay: Overlay, standing: Standing) -> None:
+    def __init__(
+        self,
+        store: MemoryStore,
+        overlay: Overlay,
+        standing: Standing,
+        learnt: Mapping[int, Lessons] = MappingProxyType({}),
+    ) -> None:
+        """`learnt`: what instances that wait learnt where they were before, by id."""
         self._store = store
+        self._learnt = learnt
         self._overlay = overlay
         self._standing = standing
         self._warnings: list[str] = []
@@ -115,6 +126,7 @@ class Planner:
             self._add_replicas(model_id, schedules[model_id], now or datetime.now(UTC), zone)
         queue = await self._queue(done)
         await self._read({w.model_id for w in queue}, set(done.models))
+        self._standing.expect(queue)
         trials = [self._trial(w, w.id not in there) for w in self._standing.in_order(queue)]
         placed = {t.id for t in trials if t.placed}
         models = [self._of(m, placed, there, schedules[m]) for m in done.models]
@@ -181,7 +193,8 @@ class Planner:
         demand = standing.demand(w.model_id)
         if isinstance(demand, NoFit):
             return demand
-        outcome, _ = standing.judge.decide(demand, w.id, w.name)
+        learnt = self._learnt.get(w.id, NOTHING)
+        outcome, _ = standing.judge.decide(with_more(demand, learnt.more), w.id, w.name, learnt.avoid)
         if not isinstance(outcome, NoFit):
             backend = demand.spec.effective_backend
             standing.fleet.assume(outcome.placement, w.id, w.model_id, backend)

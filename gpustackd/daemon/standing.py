@@ -12,7 +12,8 @@ from time import monotonic
 
 import anyio
 
-from gpustackd.daemon.catalogue import Catalogue
+from gpustackd.daemon.catalogue import Catalogue, refusal
+from gpustackd.daemon.demand_mix import DemandMix
 from gpustackd.daemon.judge import Judge
 from gpustackd.daemon.path_probe import PathProbe
 from gpustackd.daemon.silence import Silence
@@ -111,6 +112,11 @@ class Standing:
         """Who is tried when, as the daemon's queue has it. Their models have been read."""
         return sorted(queue, key=self._ranks.rank)
 
+    def expect(self, queue: Iterable[Waiting]) -> None:
+        """Let decisions know what is still to come, for the strategy that keeps room for it."""
+        rows = {w.id: w for w in queue}
+        self.judge.mix = DemandMix(self.view, self.catalogue, rows, monotonic)
+
     def record(self, model_id: int) -> ModelRecord | None:
         """The row of a model that was read."""
         return self.catalogue.record(model_id)
@@ -121,8 +127,6 @@ class Standing:
         if found is None:
             found = self.catalogue.last(model_id)
         if found is None:
-            from gpustackd.daemon.catalogue import refusal
-
             text = "the files of the model could not be read in the time there was"
             return refusal(_LATE, text, Cure.TIME | Cure.MODEL)
         return found
