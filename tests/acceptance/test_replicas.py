@@ -28,10 +28,35 @@ async def has(site: Site, model: int, number: int, seconds: float = 1) -> list[s
     return [r["name"] for r in rows]
 
 
+async def runs(site: Site, model: int, *names: str) -> None:
+    """Play the worker: instances of a model (None named = all) become RUNNING."""
+    await site.sql.execute(
+        "UPDATE model_instances SET state = 'RUNNING'"
+        " WHERE model_id = $1 AND state = 'SCHEDULED' AND (cardinality($2::text[]) = 0 OR name = ANY ($2))",
+        model,
+        list(names),
+    )
+
+
+async def draining(site: Site, model: int, number: int) -> list[str]:
+    """Wait until so many instances of a model drain; their names."""
+    await site.until(
+        "SELECT count(*) = $2 FROM model_instances WHERE model_id = $1 AND draining_since IS NOT NULL",
+        model,
+        number,
+        patience=within(2),
+    )
+    rows = await site.sql.fetch(
+        "SELECT name FROM model_instances WHERE model_id = $1 AND draining_since IS NOT NULL ORDER BY id",
+        model,
+    )
+    return [r["name"] for r in rows]
+
+
 async def test_a_number_is_all_that_a_user_writes(site: Site, record: Record, tmp_path: Path) -> None:
     await site.fleet(*[W(f"w{n}", 64, "4x24", "2/1") for n in range(4)])
     async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons, watching(site.url):
-        await daemons.start(3)
+        await daemons.start(2)
         model = await site.model(need=8, name="llama", replicas=3)
         assert await has(site, model, 3) == ["llama-1", "llama-2", "llama-3"]
         await site.update("models", model, replicas=5)
@@ -58,66 +83,48 @@ async def test_a_number_is_all_that_a_user_writes(site: Site, record: Record, tm
         said = [line for d in daemons for line in d.told("replicas.synced")]
         assert {"llama", "qwen"} == {line["model"] for line in said}
         assert sum(line.get("added", 0) for line in said) == 7
+        await site.delete("models", model, other)
+        await the_broken_one_goes_first_then_the_one_without_a_place(site)
     assert await record.broken() == []
 
 
-async def runs(site: Site, model: int, *names: str) -> None:
-    """Play the worker: instances of a model (None named = all) become RUNNING."""
-    await site.sql.execute(
-        "UPDATE model_instances SET state = 'RUNNING'"
-        " WHERE model_id = $1 AND state = 'SCHEDULED' AND (cardinality($2::text[]) = 0 OR name = ANY ($2))",
-        model,
-        list(names),
-    )
-
-
-async def draining(site: Site, model: int, number: int) -> list[str]:
-    """Wait until so many instances of a model drain; their names."""
-    await site.until(
-        "SELECT count(*) = $2 FROM model_instances WHERE model_id = $1 AND draining_since IS NOT NULL",
-        model,
-        number,
-        patience=within(2),
-    )
-    rows = await site.sql.fetch(
-        "SELECT name FROM model_instances WHERE model_id = $1 AND draining_since IS NOT NULL ORDER BY id",
-        model,
-    )
-    return [r["name"] for r in rows]
-
-
-async def test_the_broken_one_goes_first_then_the_one_without_a_place(
-    site: Site, record: Record, tmp_path: Path
-) -> None:
-    await site.fleet(*[W(f"w{n}", 64, "1x24", "2/1") for n in range(3)])
-    async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons:
-        await daemons.start(2)
-        model = await site.model(need=14, name="m", replicas=3)
-        await has(site, model, 3)
-        await runs(site, model)
-        await site.sql.execute("UPDATE model_instances SET state = 'ERROR' WHERE name = 'm-1'")
-        await site.update("models", model, replicas=2)
-        assert await has(site, model, 2) == ["m-2", "m-3"]
-        await site.update("models", model, replicas=3)
-        await has(site, model, 3)
-        await runs(site, model)
-        await site.update("models", model, replicas=4)
-        await site.until("SELECT reasons IS NOT NULL FROM model_instances WHERE name = 'm-4'")
-        await site.update("models", model, replicas=3)
-        assert sorted(await has(site, model, 3)) == ["m-1", "m-2", "m-3"]
-    assert await record.broken() == []
+async def the_broken_one_goes_first_then_the_one_without_a_place(site: Site) -> None:
+    model = await site.model(need=8, name="m", replicas=3)
+    await has(site, model, 3)
+    await runs(site, model)
+    await site.sql.execute("UPDATE model_instances SET state = 'ERROR' WHERE name = 'm-1'")
+    await site.update("models", model, replicas=2)
+    assert await has(site, model, 2) == ["m-2", "m-3"]
+    # and of those without a place every one before any that runs
+    await site.sql.execute("UPDATE workers SET state = 'MAINTENANCE'")
+    await site.update("models", model, replicas=4)
+    await site.until("SELECT count(*) = 2 FROM model_instances WHERE reasons IS NOT NULL")
+    await site.update("models", model, replicas=2)
+    assert await has(site, model, 2) == ["m-2", "m-3"]
 
 
 async def test_a_surplus_drains_is_taken_back_first_and_goes_when_it_is_due(
     site: Site, record: Record, tmp_path: Path
 ) -> None:
-    await site.fleet(*[W(f"w{n}", 64, "1x24", "2/1") for n in range(4)])
+    """A model without roles by its setting, members of a role by the knob of groups."""
+    await site.fleet(*[W(f"w{n}", 64, "3x24", "2/1") for n in range(4)])
+    roles: Any = [{"name": "prefill", "replicas": 3}, {"name": "decode", "replicas": 1}]
+    fewer: Any = [{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 1}]
+    window = "GPUSTACK_SCHEDULER_DRAIN_WINDOW_SECONDS"
     async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons:
-        slow = await daemons.start(2, drain_window=3600)
-        model = await site.model(need=14, name="m", replicas=3)
-        await has(site, model, 3)
+        slow = await daemons.start(2, drain_window=3600, **{window: 3600})
+        async with site.sql.transaction():
+            model = await site.model(need=14, name="m", replicas=3)
+            group = await site.model(need=14, name="g", replicas=1, roles=roles)
+            await site.instances(group, 3, role="prefill", group_id="g1")
+            await site.instances(group, 1, role="decode", group_id="g1")
+        await has(site, model, 3, 5)
+        members = await has(site, group, 4, 5)
         await runs(site, model)
-        ids = {r["id"] for r in await site.sql.fetch("SELECT id FROM model_instances")}
+        await runs(site, group)
+        ids = {
+            r["id"] for r in await site.sql.fetch("SELECT id FROM model_instances WHERE model_id = $1", model)
+        }
         await site.update("models", model, replicas=1)
         first = await draining(site, model, 2)
         rows = await site.rows(ids)
@@ -134,43 +141,23 @@ async def test_a_surplus_drains_is_taken_back_first_and_goes_when_it_is_due(
         # one that does not serve is not waited for: the fourth never ran
         await site.update("models", model, replicas=3)
         assert sorted(await has(site, model, 3)) == ["m-1", "m-2", "m-3"]
+        # a role from three to two and back keeps all three
+        await site.update("models", group, roles=fewer)
+        (member,) = await draining(site, group, 1)
+        assert member in members[:3]
+        await site.update("models", group, roles=roles)
+        assert await draining(site, group, 0) == []
+        assert await has(site, group, 4) == members
+        await site.update("models", group, roles=fewer)
+        (member,) = await draining(site, group, 1)
         await site.update("models", model, replicas=2)
         (left,) = await draining(site, model, 1)
         for daemon in slow:
             await daemon.stop()
         # the time is the row's and the database's: whoever comes next knows when it is over
-        await daemons.start(drain_window=2)
+        await daemons.start(drain_window=2, **{window: 2})
         assert left not in await has(site, model, 2, 4)
-    assert await record.broken() == []
-
-
-async def test_a_role_from_three_to_two_drains_one_and_back_to_three_keeps_it(
-    site: Site, record: Record, tmp_path: Path
-) -> None:
-    await site.fleet(*[W(f"w{n}", 64, "1x24", "2/1") for n in range(5)])
-    roles: Any = [{"name": "prefill", "replicas": 3}, {"name": "decode", "replicas": 1}]
-    fewer: Any = [{"name": "prefill", "replicas": 2}, {"name": "decode", "replicas": 1}]
-    knob = {"GPUSTACK_SCHEDULER_DRAIN_WINDOW_SECONDS": 3600}
-    async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons:
-        slow = await daemons.start(2, **knob)
-        async with site.sql.transaction():
-            model = await site.model(need=14, name="m", replicas=1, roles=roles)
-            await site.instances(model, 3, role="prefill", group_id="g1")
-            await site.instances(model, 1, role="decode", group_id="g1")
-        names = await has(site, model, 4, 5)
-        await runs(site, model)
-        await site.update("models", model, roles=fewer)
-        (left,) = await draining(site, model, 1)
-        assert left in names[:3]
-        await site.update("models", model, roles=roles)
-        assert await draining(site, model, 0) == []
-        assert await has(site, model, 4) == names
-        await site.update("models", model, roles=fewer)
-        (left,) = await draining(site, model, 1)
-        for daemon in slow:
-            await daemon.stop()
-        await daemons.start(GPUSTACK_SCHEDULER_DRAIN_WINDOW_SECONDS=2)
-        assert left not in await has(site, model, 3, 4)
-        await site.update("models", model, roles=roles)
-        assert "m-prefill-1" in await has(site, model, 4)
+        assert member not in await has(site, group, 3, 4)
+        await site.update("models", group, roles=roles)
+        assert "g-prefill-1" in await has(site, group, 4)
     assert await record.broken() == []
