@@ -63,102 +63,76 @@ class Arena:
         sizes.insert(i, size)
 
 
-class _Slot:
-    __slots__ = ("held", "place", "readers", "start", "views")
-
-    def __init__(self) -> None:
-        self.readers = 0
-        self.views = 0
-        self.held = False
-        self.place = 0
-        self.start = 0
-
-
 def peaks(program: Program, devices: int) -> list[int]:
-    """Bytes of the buffer on every device, the host being the last."""
-    return _Allocation(devices).run(program)
-
-
-class _Allocation:
-    def __init__(self, devices: int) -> None:
-        self._arenas = [Arena() for _ in range(devices)]
-        self._slots: dict[Node, _Slot] = {}
-
-    def run(self, program: Program) -> list[int]:
-        slot = self._slot
-        for leaf, place in zip(program.first, program.first_places, strict=True):
-            self._allocate(leaf, place)
-        for node, place in zip(program.steps, program.places, strict=True):
-            if node.root is not None and node.kind != WATCH:
-                slot(node.root).views += 1
-            if node.source:
-                self._allocate(node, place)
-            for operand in node.srcs:
-                slot(operand).readers += 1
-                if operand.source:
-                    self._allocate(operand, place)
-        for node, place in zip(program.steps, program.places, strict=True):
-            for operand in node.srcs:
-                self._allocate(operand, place)
-            self._allocate(node, place)
-            for operand in node.srcs:
-                self._read(operand)
-        return [arena.peak for arena in self._arenas]
-
-    def _slot(self, node: Node) -> _Slot:
-        found = self._slots.get(node)
-        if found is None:
-            found = self._slots[node] = _Slot()
-        return found
-
-    def _read(self, operand: Node) -> None:
-        """One reader fewer; what nobody reads any more is given back."""
-        slot = self._slots[operand]
-        slot.readers -= 1
-        if slot.readers or slot.views:
-            return
-        if operand.root is not None:
-            root = self._slot(operand.root)
-            root.views -= 1
-            if not root.views and not root.readers and root.held:
-                self._free(operand.root, root)
-        elif slot.held:
-            self._free(operand, slot)
-
-    def _free(self, node: Node, slot: _Slot) -> None:
-        if node.kept:
-            return
-        self._arenas[slot.place].give(slot.start, _padded(node.size))
-        slot.held = False
-
-    def _allocate(self, node: Node, place: int) -> None:
-        if node.root is not None or node.home is not None:
-            return
-        slot = self._slot(node)
-        if slot.held:
-            return
-        slot.held = True
-        if node.kind & IN_PLACE and self._take_over(node, slot):
-            return
-        slot.place = place
-        slot.start = self._arenas[place].take(_padded(node.size))
-
-    def _take_over(self, node: Node, slot: _Slot) -> bool:
+    """Bytes of the buffer on every device, the host being the last. A program is allocated once: its nodes
+    keep where they lie."""
+    arenas = [Arena() for _ in range(devices)]
+    for leaf, place in zip(program.first, program.first_places, strict=True):
+        _allocate(arenas, leaf, place)
+    steps, places = program.steps, program.places
+    for node, place in zip(steps, places, strict=True):
+        if node.root is not None and node.kind != WATCH:
+            node.root.views += 1
+        if node.source:
+            _allocate(arenas, node, place)
         for operand in node.srcs:
-            root = operand.root
-            mine = self._slots[operand]
-            if root is None:
-                if not mine.held or operand.kept:
-                    continue
-            elif root.kept or not mine.held:
-                continue  # a view holds no memory itself, so that it is never taken over
-            if operand.ne != node.ne or operand.nb != node.nb or operand.elem is not node.elem:
-                continue
-            if mine.readers == 1 and mine.views == 0:
-                mine.held = False
-                slot.place, slot.start = mine.place, mine.start
-                return True
-        return False
+            operand.readers += 1
+            if operand.source:
+                _allocate(arenas, operand, place)
+    for node, place in zip(steps, places, strict=True):
+        srcs = node.srcs
+        for operand in srcs:
+            if not operand.held:
+                _allocate(arenas, operand, place)
+        if not node.held:
+            _allocate(arenas, node, place)
+        for operand in srcs:
+            operand.readers -= 1
+            if not operand.readers and not operand.views:
+                _read(arenas, operand)
+    return [arena.peak for arena in arenas]
+
+
+def _read(arenas: list[Arena], operand: Node) -> None:
+    """What nobody reads any more is given back."""
+    root = operand.root
+    if root is not None:
+        root.views -= 1
+        if not root.views and not root.readers and root.held:
+            _free(arenas, root)
+    elif operand.held:
+        _free(arenas, operand)
+
+
+def _free(arenas: list[Arena], node: Node) -> None:
+    if node.kept:
+        return
+    arenas[node.place].give(node.start, _padded(node.size))
+    node.held = False
+
+
+def _allocate(arenas: list[Arena], node: Node, place: int) -> None:
+    if node.root is not None or node.home is not None or node.held:
+        return
+    node.held = True
+    if node.kind & IN_PLACE and _take_over(node):
+        return
+    node.place = place
+    node.start = arenas[place].take(_padded(node.size))
+
+
+def _take_over(node: Node) -> bool:
+    for operand in node.srcs:
+        root = operand.root
+        if not operand.held or (operand.kept if root is None else root.kept):
+            continue  # a view holds no memory itself, so that it is never taken over
+        if operand.ne != node.ne or operand.nb != node.nb or operand.elem is not node.elem:
+            continue
+        if operand.readers == 1 and operand.views == 0:
+            operand.held = False
+            node.place, node.start = operand.place, operand.start
+            return True
+    return False
 
 
 def _padded(size: int) -> int:

@@ -27,16 +27,21 @@ class Node:
 
     __slots__ = (
         "elem",
+        "held",
         "home",
         "kept",
         "kind",
         "nb",
         "ne",
         "pin",
+        "place",
+        "readers",
         "root",
         "size",
         "source",
         "srcs",
+        "start",
+        "views",
         "weight",
     )
 
@@ -73,6 +78,9 @@ class Node:
         """An output that outlives the pass."""
         self.pin: int | None = None
         """The device that has to run it."""
+        # while memory is handed out: who still needs it, and where it lies
+        self.readers = self.views = self.place = self.start = 0
+        self.held = False
 
     @property
     def contiguous(self) -> bool:
