@@ -193,8 +193,10 @@ class _Reader:
                 self._bad(f"holds more than {MAX_STRINGS} strings")
             yield from self._window.skip_strings(count, f"{self._layout.order}{self._layout.wide}")
         elif kind == ARRAY and depth < MAX_NESTING:
-            self._nested += count
-            self._plausible(self._nested, MAX_NESTED, 8, f"arrays in {_shown(key)}")
+            self._plausible(count, MAX_NESTED, 8, f"arrays in {_shown(key)}")
+            self._nested += count  # over all keys; those that were read are not in the bytes left
+            if self._nested > MAX_NESTED:
+                self._bad(f"holds more than {MAX_NESTED} arrays in arrays")
             for _ in range(count):
                 yield from self._array(key, depth + 1)
         else:

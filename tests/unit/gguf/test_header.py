@@ -97,6 +97,13 @@ def test_arrays_in_arrays_are_passed_over() -> None:
     assert head.lengths["deep"] == 3
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_empty_arrays_in_arrays_at_the_very_end_of_a_file_are_no_damage(version: int) -> None:
+    empty = Typed(ARRAY, Typed(ARRAY, [Typed(4, [])]))
+    data = Writer(version).head({"a": empty, "b": empty, "c": empty}, [])
+    assert read(data).lengths == {"a": 1, "b": 1, "c": 1}
+
+
 def test_long_texts_are_passed_over() -> None:
     head = read(Writer().head({"tokenizer.chat_template": "x" * 100_000, "after": 7}))
     assert head.values == {"after": 7}
