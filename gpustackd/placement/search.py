@@ -127,7 +127,10 @@ class Search(Rating):
             self.mine = np.zeros(self._size, np.int32)
             self.besides.allocate(self._size)
             self._tick = -1
-        if self._path is not None and self._path.renew(self.policy):
+        path = self._path
+        if path is not None and self.faults.tried(
+            "filter.local_path", lambda: path.renew(self.policy), False
+        ):
             self._tick, self._cards, self.ladder = -1, None, self._ladder()
         if self._tick == fleet.tick:
             return

@@ -168,6 +168,13 @@ def test_a_scorer_that_fails_is_left_out_and_told(
     assert told == {stage} or any(u in break_.__code__.co_consts for u in unused)
 
 
+def test_what_is_known_of_paths_may_fail_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalPathFilter, "renew", fail)
+    outcome = ask(the_fleet(), wanted(), policy=everything())
+    assert isinstance(outcome, Placed)
+    assert [f.params["stage"] for f in outcome.faults] == ["filter.local_path"]
+
+
 def test_what_was_scored_while_a_scorer_failed_is_not_kept() -> None:
     on = the_fleet()
     memo: Searches = Memo()
