@@ -41,17 +41,18 @@ def plan(
     """
     found = settings(config, database_url)
     texts = [read_file(path) for path in file]
-    answer = anyio.run(_answer, found, found.require_database(), texts)
+    told = anyio.run(answer, found, found.require_database(), texts)
     if output is Form.JSON:
-        print_json({k: v for k, v in answer.items() if k != "fleet"})
+        print_json({k: v for k, v in told.items() if k != "fleet"})
     else:
-        show(console(), answer)
-    if not answer["fits"]:
+        show(console(), told)
+    if not told["fits"]:
         raise typer.Exit(1)
 
 
-async def _answer(found: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Raises Refused where `apply` would refuse a document."""
+async def answer(found: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The plan of documents, each a (text, name) of a file, as data. Raises Refused where `apply` would
+    refuse one, DatabaseUnavailable or WrongRevision."""
     from gpustackd.daemon.compose_standing import planned
     from gpustackd.store.documents import read_documents
 
