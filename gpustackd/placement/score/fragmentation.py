@@ -46,7 +46,7 @@ class Mix:
     def __post_init__(self) -> None:
         parts = (
             np.array([s.gpus for s in self.shapes], np.int64),
-            np.array([s.size for s in self.shapes], np.int64),
+            np.array([max(s.size, 1) for s in self.shapes], np.int64),
             np.array([s.share for s in self.shapes], np.float64),
             np.array(self.weights, np.float64),
         )
@@ -76,33 +76,37 @@ class Usable:
     def of(cls, free: Ints, capacity: Ints, mix: Mix) -> Usable:
         """From the free memory and the capacity of all cards, both (R, S); 0 or less = no card."""
         _, size, share, _ = mix.columns
-        need = np.maximum(np.maximum(size, share * np.maximum(capacity, 0)), 1)
+        need = share * capacity  # below 0 where a card is not known: its size counts then
+        np.maximum(need, size, out=need)
         enough = free >= need
-        return cls(
-            free, need, enough, np.count_nonzero(enough, axis=2, keepdims=True),
-            np.where(enough, free, 0).sum(axis=2, keepdims=True), mix,
-        )  # fmt: skip
+        return cls(free, need, enough, *_summed(enough, free), mix)
 
     def cost_of_each(self, claim: Ints) -> Floats:
         """(R, S) bytes that are lost to the mix when `claim` (R, S) is booked on that card alone."""
-        gpus = self.mix.columns[0]
         left = self.free - claim
         still = left >= self.need
-        count = self.count - self.enough + still
-        total = self.total - np.where(self.enough, self.free, 0) + np.where(still, left, 0)
-        return self._weighted(np.where(count >= gpus, total, 0))
+        count = self.count - self.enough
+        count += still
+        total = self.total - self.enough * self.free
+        total += still * left
+        return self._weighted(count, total)
 
     def cost_together(self, claim: Ints, taken: NDArray[np.bool_]) -> Floats:
         """(R,) the same when `claim` (R, S) is booked on all cards `taken` (R, S)."""
-        gpus = self.mix.columns[0]
-        left = self.free - np.where(taken, claim, 0)
-        still = left >= self.need
-        count = np.count_nonzero(still, axis=2, keepdims=True)
-        total = np.where(still, left, 0).sum(axis=2, keepdims=True)
-        return self._weighted(np.where(count >= gpus, total, 0))[:, 0]
+        left = self.free - claim * taken
+        return self._weighted(*_summed(left >= self.need, left))[:, 0]
 
-    def _weighted(self, after: NDArray[Any]) -> Floats:
+    def _weighted(self, count: Ints, total: Ints) -> Floats:
+        """What is lost where afterwards so many cards are left to each kind, with so much free on them."""
         gpus, _, _, weights = self.mix.columns
-        before = np.where(self.count >= gpus, self.total, 0)
-        cost: Floats = (weights * np.maximum(before - after, 0)).sum(axis=0)
+        lost = (self.count >= gpus) * self.total - (count >= gpus) * total
+        np.maximum(lost, 0, out=lost)
+        cost: Floats = np.add.reduce(weights * lost, axis=0)
         return cost
+
+
+def _summed(enough: NDArray[np.bool_], free: Ints) -> tuple[Ints, Ints]:
+    """How many cards there are of those with enough, and what is free on them together; (K, R, 1)."""
+    count: Ints = np.add.reduce(enough, axis=2, dtype=np.int64, keepdims=True)
+    total: Ints = np.add.reduce(enough * free, axis=2, keepdims=True)
+    return count, total

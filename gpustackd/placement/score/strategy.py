@@ -83,7 +83,7 @@ class Scorer:
             return self._clamped(self.maximum * packed)
         if self.strategy is Strategy.BEST_FIT:
             on_card = ratio(s.free - s.claim, s.capacity)
-            on_worker = ratio(s.host_free.sum(axis=1, keepdims=True) - s.claim, s.scale)
+            on_worker = ratio(np.add.reduce(s.host_free, axis=1, keepdims=True) - s.claim, s.scale)
             return self._clamped(self.maximum * (1 - (1 - WORKER) * on_card - WORKER * on_worker))
         if self.strategy is Strategy.FRAGMENTATION:
             usable = Usable.of(s.host_free, s.capacity, self.mix)
@@ -103,11 +103,11 @@ class Scorer:
         on_card = left.sum(axis=1) / np.maximum(taken.sum(axis=1), 1)
         on_worker = ratio(s.host_free.sum(axis=1) - claim.sum(axis=1), s.scale)
         whole = self._clamped(self.maximum * (1 - WORKER * on_card - (1 - WORKER) * on_worker))
-        return np.where(several, whole, self.together(self.cards(s), taken))
+        return whole if several.all() else np.where(several, whole, self.together(self.cards(s), taken))
 
     def _worth(self, cost: Floats, scale: int) -> Floats:
         """Points for a cost in bytes: the square root keeps small differences apart and bounds large ones."""
-        return self._clamped(self.maximum * (1 - np.sqrt(ratio(cost, scale))))
+        return self._clamped(self.maximum * (1 - np.sqrt(cost / max(scale, 1))))
 
     @property
     def takes_best_card(self) -> bool:
