@@ -212,6 +212,8 @@ class ReplicasSeen:
     placement_strategy: str | None = None
     who: str | None = None
     standing: str | None = None
+    planned: str | None = None
+    """The store's word for the schedule as it was seen."""
 
 
 class Sync(StrEnum):

@@ -101,10 +101,12 @@ def _of_one(number: int, there: Sequence[Replica], rank: Rank, window: float, se
     # Whoever drains serves still: the best of them come back before anything new is started.
     able = list(reversed(rank([r for r in draining if _may_come_back(r)])))
     back = able[: max(number - len(live), 0)]
-    surplus = list(rank(live))[: max(len(live) - number, 0)]
+    excess = max(len(live) - number, 0)
+    order = list(rank(live)) if excess or able else []
+    surplus = order[:excess]
     # Nor does one that is well go while one that is not stays: they change places.
     well = [r for r in able[len(back) :] if r.healthy]
-    ill = [r for r in rank(live) if not r.healthy and r not in surplus]
+    ill = [r for r in order[excess:] if not r.healthy]
     changes = min(len(well), len(ill))
     back += well[:changes]
     surplus += ill[:changes]

@@ -7,10 +7,11 @@ other models included. Whatever is not known of a replica's place counts as noth
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.domain.fleet import Bools, Fleet, Ints
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.replicas.replica import Hold, Replica
 
@@ -18,7 +19,7 @@ _OTHERS = 0.2
 """Weight of other models' instances on a card, next to one of ours."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Places:
     """Scores places of one model's replicas on a fleet; `maximum` is what a perfect place scores.
 
@@ -78,18 +79,14 @@ class Places:
         w = fleet.position.get(hold.worker_id or 0)
         if w is None:
             return 0.0
-        live = np.flatnonzero(fleet.alive[: fleet.count])
-        on = fleet.model_on_worker.get(self.model_id, {})
-        mine: Ints = np.array([on.get(int(p), 0) for p in live], np.int64)
-        others: Ints = fleet.occupants[live] - mine
-        here = int(np.flatnonzero(live == w)[0])
-        room = _inverse(others, here)
-        if not np.any(mine == 0):
-            worker = 0.50 + 0.25 * _inverse(mine, here) + 0.15 * room
-        elif mine[here] == 0:
+        mine, others = self._crowds
+        room = others.emptiness(w)
+        if mine.low > 0:
+            worker = 0.50 + 0.25 * mine.emptiness(w) + 0.15 * room
+        elif mine.counts[w] == 0:
             worker = 0.85 + 0.15 * room
         else:
-            worker = 0.45 + 0.35 * _inverse(mine, here) + 0.20 * room
+            worker = 0.45 + 0.35 * mine.emptiness(w) + 0.20 * room
         if not hold.gpu_indexes:
             return self.maximum * worker
         on_cards = fleet.model_on_gpu.get(self.model_id, {}).get(w, {})
@@ -100,6 +97,17 @@ class Places:
             everybody = int(fleet.gpu_occupants[w, slot]) if slot is not None else 0
             values.append(1.0 / (1.0 + ours + _OTHERS * max(everybody - ours, 0)))
         return self.maximum * (0.85 * worker + 0.15 * sum(values) / len(values))
+
+    @cached_property
+    def _crowds(self) -> tuple[_Crowd, _Crowd]:
+        """Instances of this model and of others on every worker: one look serves all replicas."""
+        fleet = self.fleet
+        mine: Ints = np.zeros(fleet.count, np.int64)
+        for w, number in fleet.model_on_worker.get(self.model_id, {}).items():
+            mine[w] = number
+        others: Ints = fleet.occupants[: fleet.count] - mine
+        live = fleet.alive[: fleet.count]
+        return _Crowd.of(mine, live), _Crowd.of(others, live)
 
     def _slot(self, w: int, gpu_type: str | None, index: int) -> int | None:
         fleet = self.fleet
@@ -118,6 +126,21 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _inverse(counts: Ints, here: int) -> float:
-    low, high = int(counts.min()), int(counts.max())
-    return 1.0 if high <= low else 1.0 - (int(counts[here]) - low) / (high - low)
+@dataclass(frozen=True, slots=True)
+class _Crowd:
+    """Counts by worker position, with the least and the most of any worker."""
+
+    counts: Ints
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, counts: Ints, live: Bools) -> _Crowd:
+        found = counts[live]
+        return cls(counts, int(found.min(initial=2**62)), int(found.max(initial=0)))
+
+    def emptiness(self, w: int) -> float:
+        """1 where it is emptiest, 0 where it is most crowded."""
+        if self.high <= self.low:
+            return 1.0
+        return 1.0 - (int(self.counts[w]) - self.low) / (self.high - self.low)

@@ -52,6 +52,7 @@ class MemoryReplicas:
             placement_strategy=model.columns.get("placement_strategy"),
             who=who,
             standing=standing,
+            planned=repr(model.columns.get("scaling_schedule")),
         )
 
     async def sync(
@@ -83,7 +84,7 @@ class MemoryReplicas:
 
     async def set_replicas(self, seen: ReplicasSeen, replicas: int, until: datetime | None) -> bool:
         model = self._store.models_by_id.get(seen.model_id)
-        if model is None or model.columns.get("scaling_schedule") != seen.scaling_schedule:
+        if model is None or repr(model.columns.get("scaling_schedule")) != seen.planned:
             return False
         late = until is not None and self._store.clock() >= until.timestamp()
         if late or model.columns.get("replicas") == replicas:

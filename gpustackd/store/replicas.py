@@ -27,7 +27,8 @@ _SOME = _UNEVEN.format(instances="model_id = ANY ($1::bigint[])", models="m.id =
 
 _MODEL = """
 SELECT m.id, m.name, m.replicas, m.roles, m.scaling_schedule, m.placement_strategy,
-       clock_timestamp() AS now, current_setting('TimeZone') AS zone, x.who, x.standing
+       md5(m.scaling_schedule::text) AS planned, clock_timestamp() AS now,
+       current_setting('TimeZone') AS zone, x.who, x.standing
   FROM models m, LATERAL gpustackd_members(m.id) x WHERE m.id = $1"""
 
 _ROWS = """
@@ -45,7 +46,7 @@ _SYNC = "SELECT gpustackd_sync_replicas($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,
 _SET = """
 UPDATE models SET replicas = $2
  WHERE id = (SELECT id FROM models WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED)
-   AND scaling_schedule = $3::jsonb AND replicas IS DISTINCT FROM $2
+   AND md5(scaling_schedule::text) = $3 AND replicas IS DISTINCT FROM $2
    AND ($4::timestamptz IS NULL OR clock_timestamp() < $4) RETURNING id"""
 
 
@@ -80,6 +81,7 @@ class PostgresReplicas:
             placement_strategy=model["placement_strategy"],
             who=model["who"],
             standing=model["standing"],
+            planned=model["planned"],
         )
 
     async def sync(
@@ -105,5 +107,5 @@ class PostgresReplicas:
 
     async def set_replicas(self, seen: ReplicasSeen, replicas: int, until: datetime | None) -> bool:
         async with self._store.connection() as connection:
-            found = await connection.fetchval(_SET, seen.model_id, replicas, seen.scaling_schedule, until)
+            found = await connection.fetchval(_SET, seen.model_id, replicas, seen.planned, until)
         return found is not None

@@ -84,7 +84,7 @@ async def test_a_schedules_number_is_written_while_it_stands(scene: Scene, kept:
     model = await scene.insert("models", name="m", scaling_schedule={"enabled": True})
     looked = await seen(kept, model)
     assert not await kept.set_replicas(looked, 4, looked.now - timedelta(seconds=1))
-    assert not await kept.set_replicas(replace(looked, scaling_schedule={}), 4, None)
+    assert not await kept.set_replicas(replace(looked, planned="another"), 4, None)
     assert await kept.set_replicas(looked, 4, looked.now + timedelta(hours=1))
     assert (await seen(kept, model)).replicas == 4
     assert not await kept.set_replicas(looked, 4, None)

@@ -190,7 +190,7 @@ async def test_a_schedules_number_is_written_only_while_it_stands(
     assert await kept.uneven(None) == [model]
     looked = await seen(kept, model)
     assert not await kept.set_replicas(looked, 4, looked.now - timedelta(seconds=1))
-    assert not await kept.set_replicas(replace(looked, scaling_schedule={"enabled": False}), 4, None)
+    assert not await kept.set_replicas(replace(looked, planned="another"), 4, None)
     assert await kept.set_replicas(looked, 4, looked.now + timedelta(hours=1))
     assert (await world.row("models", model))["replicas"] == 4
     assert not await kept.set_replicas(looked, 4, None)  # it is so already
