@@ -42,10 +42,10 @@ async def explained(
     """Decide anew for an instance that waits. `queue`: everything that waits; `holders`: instances with a
     place, by id. Raises DatabaseUnavailable."""
     await standing.read([instance.model_id])
-    others = [w for w in queue if w.id != instance.id and w.priority >= instance.priority]
+    others = [w for w in queue if w.id != instance.id]
     await standing.read({w.model_id for w in others} - {instance.model_id}, within=OTHERS_WITHIN)
-    before = standing.in_order([*others, instance])
-    before = before[: before.index(instance)]
+    order = standing.in_order([*others, instance])
+    before, after = order[: order.index(instance)], order[order.index(instance) + 1 :]
     demand = standing.demand(instance.model_id)
     if isinstance(demand, NoFit):
         return Explained(demand, None, len(before))
@@ -54,7 +54,7 @@ async def explained(
     spec = standing.spec(instance.model_id)
     if not isinstance(outcome, NoFit) or spec is None:
         return Explained(outcome, None, len(before))
-    theirs = {w.model_id: standing.demand(w.model_id) for w in before}
+    theirs = {w.model_id: standing.demand(w.model_id) for w in others}
     case = Case(
         fleet=standing.fleet,
         policy=standing.policy,
@@ -63,6 +63,7 @@ async def explained(
         spec=spec,
         build=builder(demand.facts, count_draft=PREFER_DRAFT_WEIGHTS in standing.policy.prefer),
         ahead=[Ahead(w.id, w.name, w.model_id) for w in before],
+        behind=[Ahead(w.id, w.name, w.model_id) for w in after],
         demands={m: d for m, d in theirs.items() if isinstance(d, Demand)},
     )
     return Explained(outcome, advise(case, holders, instance.priority), len(before))

@@ -44,8 +44,10 @@ class Case:
     build: Build
     ahead: Sequence[Ahead] = ()
     """In the order of the queue."""
+    behind: Sequence[Ahead] = ()
+    """Who comes after it. While an edited model is read anew they may find what else was freed first."""
     demands: Mapping[int, Demand] = field(default_factory=dict)
-    """By model id, of those ahead; who is not in here asks for nothing that anyone knows."""
+    """By model id, of those others; who is not in here asks for nothing that anyone knows."""
 
 
 class Trials:
@@ -97,7 +99,7 @@ class Trials:
         taken: list[int] = []
         with made(change, fleet):
             try:
-                for other in case.ahead:
+                for other in self._first(change):
                     theirs = demand if other.model_id == demand.spec.id else case.demands.get(other.model_id)
                     if theirs is None or other.model_id in hopeless or other.id in fleet.assumed:
                         continue
@@ -116,6 +118,15 @@ class Trials:
             finally:
                 for instance_id in taken:
                     fleet.forget(instance_id)
+
+    def _first(self, change: Change) -> Sequence[Ahead]:
+        """Who is tried before the instance once a change is made."""
+        case = self.case
+        if not isinstance(change, Together):
+            return case.ahead
+        mine = case.demand.spec.id
+        others = [a for a in (*case.ahead, *case.behind) if a.model_id != mine]
+        return [*others, *(a for a in case.ahead if a.model_id == mine)]
 
     @property
     def least_ram(self) -> int:
