@@ -34,7 +34,7 @@ def advice(
 
     before = [on.free_vram().sum(), on.free_ram().sum(), on.gpu_occupants.sum(), on.occupants.sum()]
     names = dict(on.by_name)
-    case = Case(on, Policy(), Subject(1, "x-1"), wanted, wanted.spec, build, ahead, demands or {})
+    case = Case(on, Policy(), Subject(1, "x-1"), wanted, wanted.spec, build, ahead, demands=demands or {})
     found = advise(case, {h.id: h for h in holders}, priority)
     after = [on.free_vram().sum(), on.free_ram().sum(), on.gpu_occupants.sum(), on.occupants.sum()]
     assert np.array_equal(before, after)
