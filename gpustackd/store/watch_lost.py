@@ -19,7 +19,7 @@ _SEEN = """
 SELECT (SELECT state FROM workers WHERE id = $1) AS worker,
        (SELECT state_message FROM workers WHERE id = $1) AS message,
        count(*) FILTER (WHERE state = 'UNREACHABLE') AS unreachable,
-       coalesce(bool_and(worker_id <> $1), false) AS elsewhere,
+       bool_and(worker_id IS NOT NULL AND worker_id <> $1) AS elsewhere,
        array_agg(name || ' on ' || coalesce(worker_name, 'none') ORDER BY name) AS places
   FROM model_instances WHERE id = ANY ($2::bigint[])"""
 
