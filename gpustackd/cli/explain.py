@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,6 +50,7 @@ def explain(
     Example: gpustackd explain qwen-1
     """
     found = settings(config, database_url)
+    gc.disable()  # what is known of a fleet holds no cycles, and the process ends soon
     told = anyio.run(answer, found, found.require_database(), instance)
     if output is Form.JSON:
         print_json(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +42,7 @@ def plan(
     """
     found = settings(config, database_url)
     texts = [read_file(path) for path in file]
+    gc.disable()  # what is known of a fleet holds no cycles, and the process ends soon
     told = anyio.run(answer, found, found.require_database(), texts)
     if output is Form.JSON:
         print_json({k: v for k, v in told.items() if k != "fleet"})

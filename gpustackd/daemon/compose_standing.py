@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from time import monotonic
 
 from gpustackd.daemon.configure import policy, reader_options, usage_fresh, worker_token
@@ -31,7 +32,11 @@ async def standing_on(
     async with AsyncExitStack() as stack:
         around = Surroundings()
         models = await stack.enter_async_context(
-            Reader(reader_options(settings), hosts=around.hosts, known_size=around.known_size)
+            Reader(
+                replace(reader_options(settings), at_hand=False),
+                hosts=around.hosts,
+                known_size=around.known_size,
+            )
         )
         files = WorkerFiles(worker_token(settings), total=PROBE_TOTAL, connect=PROBE_CONNECT)
         stack.push_async_callback(files.aclose)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +57,8 @@ class ReaderOptions:
     """How long a hub's refusal answers for the next instance of the same model."""
     size_draft: bool = False
     """Whether the draft model of a speculative configuration is sized too."""
+    at_hand: bool = True
+    """Whether what talks to a hub is loaded at once; it takes a while, which a command may never need."""
 
 
 class Library:
@@ -64,11 +67,17 @@ class Library:
     def __init__(self, options: ReaderOptions, wall: Callable[[], float]) -> None:
         self._options = options
         self._client = hub_client(options.hub_seconds)
-        self._hub = HuggingFace(self._client, options.huggingface_endpoint, options.huggingface_token)
+        if options.at_hand:
+            _ = self._hub
         self._scope = ModelScope(self._client, options.modelscope_endpoint)
         self.threads = AbandonableThreads()
         self._cache = DiskCache(options.cache_dir, wall) if options.cache_dir else None
         self._big = anyio.Semaphore(1)
+
+    @cached_property
+    def _hub(self) -> HuggingFace:
+        options = self._options
+        return HuggingFace(self._client, options.huggingface_endpoint, options.huggingface_token)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -84,14 +84,11 @@ def advise(case: Case, holders: Mapping[int, Holder], priority: int = 0) -> Advi
     search = trials.search(case.demand) if case.demand.need.vram is not None else None
     found = _Found(trials)
     editor = Editor(case.spec, case.demand)
-    order: list[int] = []
+    order: dict[int, int] = {}
     misses: list[Miss] = []
     if search is not None:
         order = ranked(search)
-        misses = nearest(trials, order)
-        near = {m.worker_id: n for n, m in enumerate(misses)}
-        ids = case.fleet.worker_id
-        order.sort(key=lambda w: near.get(int(ids[w]), len(near)))  # a stable sort: the rest stays in order
+        misses = nearest(trials, list(order))
     for family in _families(editor, search):
         found.take(_worth(trials, family), 1)
     if search is not None:
@@ -131,11 +128,12 @@ def _same(one: Demand, other: Demand) -> bool:
 
 
 def _of_the_fleet(
-    trials: Trials, search: Search, order: Sequence[int], holders: Mapping[int, Holder], priority: int
+    trials: Trials, search: Search, lacking: Mapping[int, int], holders: Mapping[int, Holder], priority: int
 ) -> Iterator[tuple[Kind, Iterable[Change]]]:
+    order = list(lacking)
     yield Kind.OPEN_GPUS, fleets.open_gpus(trials, search, order)
     yield Kind.READY_WORKER, fleets.ready_workers(trials, search)
-    yield Kind.STOP_INSTANCES, fleets.stops(trials, search, order, holders, priority)
+    yield Kind.STOP_INSTANCES, fleets.stops(trials, search, lacking, holders, priority)
     yield Kind.ADD_GPU, fleets.more_gpus(trials, search, order)
     yield Kind.ADD_WORKER, fleets.more_workers(trials, search, order)
 
@@ -152,11 +150,12 @@ def _pairs(trials: Trials, editor: Editor, holders: Mapping[int, Holder], priori
         if search is None:
             continue
         within = Within(trials, edit)
-        order = ranked(search)[:4]
+        lacking = dict(islice(ranked(search).items(), 4))
+        order = list(lacking)
         for ideas in (
             fleets.open_gpus(within, search, order),
             fleets.ready_workers(within, search),
-            fleets.stops(within, search, order, holders, priority),
+            fleets.stops(within, search, lacking, holders, priority),
         ):
             found.extend(Together(edit, second) for second in islice(ideas, 1))
     yield from sorted(found, key=lambda t: t.cost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -70,20 +71,23 @@ def ready_workers(trials: Trials, search: Search) -> Iterator[Change]:
 
 
 def stops(
-    trials: Trials, search: Search, order: Sequence[int], holders: Mapping[int, Holder], priority: int
+    trials: Trials, search: Search, order: Mapping[int, int], holders: Mapping[int, Holder], priority: int
 ) -> Iterator[Change]:
-    """Instances that give way: one where one does, else as few as do on one worker.
+    """Instances that give way: one where one does, else as few as do on one worker. `order`: the workers to
+    look at, with the bytes that each lacks.
 
     None of a higher priority, and none of the same model: that would gain nothing.
     """
     fleet = search.fleet
     tried: set[int] = set()
     several: list[StopInstances] = []
-    for w in order[:WORKERS]:
+    for w, lacking in islice(order.items(), WORKERS):
         held = _held(fleet, int(fleet.worker_id[w]), holders, search.model_id, priority)
+        if sum(size for _, size in held) < lacking:
+            continue
         found = False
         for holder, size in held:
-            if holder.id in tried or len(tried) >= STOPS_TRIED:
+            if holder.id in tried or len(tried) >= STOPS_TRIED or size < lacking:
                 continue
             tried.add(holder.id)
             change = StopInstances((holder,), size)

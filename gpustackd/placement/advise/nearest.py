@@ -6,6 +6,7 @@ much more would have to be free, by the decision itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.names import gib, some
 from gpustackd.placement.search import Search
 
-TRIED = 8
+TRIED = 4
 """Workers of which it is tried out how much they lack."""
-GRAIN = 64 * 2**20
+GRAIN = 256 * 2**20
 """Bytes to which what is lacking is found, before it is counted card by card."""
 FAR = np.iinfo(np.int64).max // 64
 
@@ -61,14 +62,16 @@ class Miss:
                 "need_bytes": self.need, "free_bytes": self.free}  # fmt: skip
 
 
-def ranked(search: Search) -> list[int]:
-    """Positions of the workers that passed every filter, those that lack least first."""
+def ranked(search: Search) -> dict[int, int]:
+    """Positions of the workers that passed every filter, those that lack least first, with the least bytes
+    that somebody there would have to give back (0 where the engine's search is its own, and nobody knows)."""
     rows = np.flatnonzero(search.bits == 0)
     if not len(rows):
-        return []
+        return {}
     own = any(isinstance(s, EngineStep) for s in search.ladder)
     lacking = _by_free(search, rows) if own else lacks(search, rows)
-    return [int(w) for w in rows[np.lexsort((search.fleet.worker_id[rows], lacking))]]
+    order = np.lexsort((search.fleet.worker_id[rows], lacking)).tolist()
+    return {int(rows[n]): max(int(lacking[n]), 0) for n in order}
 
 
 def lacks(search: Search, rows: Ints) -> Ints:
@@ -121,7 +124,7 @@ def _by_free(search: Search, rows: Ints) -> Ints:
     return free
 
 
-def nearest(trials: Trials, order: list[int]) -> list[Miss]:
+def nearest(trials: Trials, order: Sequence[int]) -> list[Miss]:
     """What the first workers of a ranking lack, least first; none where nothing freed there would help."""
     found = [miss for w in order[:TRIED] if (miss := _miss(trials, w)) is not None]
     return sorted(found, key=lambda m: (m.short, m.worker_id))
