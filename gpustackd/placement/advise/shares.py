@@ -28,6 +28,8 @@ FLAGS: Mapping[Engine, str] = {
 }
 LEAST, MOST = 5, 98
 """Percent: engines need a little besides what they are told to take."""
+LOOKED_AT = 512
+"""Workers."""
 STEPS = 4
 """Values tried on either side."""
 
@@ -47,8 +49,7 @@ def shares(search: Search, editor: Editor) -> Iterator[EditModel]:
     below = list(range(min(int(now * 100 + 0.5), MOST + 1) - 1, LEAST - 1, -1))
     above = list(range(max(int(now * 100 + 0.5), LEAST - 1) + 1, MOST + 1))
     if known:
-        rows = np.flatnonzero(search.bits == 0)
-        found = cards(search.fleet, rows, rules)
+        found = cards(search.fleet, _emptiest(search), rules)
         down = [p for p in below if _could(search, found, p / 100, steps)][:STEPS]
         up = [p for p in above if _could(search, found, p / 100, steps)][:STEPS]
     else:  # no figures of our own: a few values further and further away
@@ -59,6 +60,15 @@ def shares(search: Search, editor: Editor) -> Iterator[EditModel]:
         cost = 3.4 + abs(value - now)
         side = "lower share" if value < now else "higher share"
         yield editor.flag((flag,), f"{value:g}", text, cost, side, lean=value < now)
+
+
+def _emptiest(search: Search) -> Ints:
+    """Workers with the most free memory of those that passed every filter: ideas come from them."""
+    rows = np.flatnonzero(search.bits == 0)
+    if len(rows) <= LOOKED_AT:
+        return rows
+    free = search.fleet.free_vram(rows).sum(axis=1)
+    return np.sort(rows[np.argpartition(-free, LOOKED_AT)[:LOOKED_AT]])
 
 
 def _given(search: Search) -> bool:
