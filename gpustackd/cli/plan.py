@@ -13,8 +13,6 @@ import typer
 from gpustackd.cli.apply import read_file
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, settings
 from gpustackd.cli.output import console, print_json
-from gpustackd.cli.plan_text import show
-from gpustackd.cli.what_is_left import gpu_rows, left, worker_rows
 from gpustackd.domain.outcome import NoFit, Placed
 
 if TYPE_CHECKING:
@@ -47,6 +45,8 @@ def plan(
     if output is Form.JSON:
         print_json({k: v for k, v in told.items() if k != "fleet"})
     else:
+        from gpustackd.cli.plan_text import show
+
         show(console(), told)
     if not told["fits"]:
         raise typer.Exit(1)
@@ -65,6 +65,8 @@ async def answer(found: Settings, url: str, texts: Sequence[tuple[str, str]]) ->
 
 def answer_of(made: Plan, names: Mapping[int, tuple[str, str]]) -> dict[str, Any]:
     """The plan as data. `names`: (instance, model) by instance id, of everything that holds something."""
+    from gpustackd.cli.what_is_left import gpu_rows, left, worker_rows
+
     known = {**names, **{t.id: (t.name, t.model) for t in made.trials}}
     fleet = made.standing.fleet
     asked = [t for t in made.trials if t.asked]
