@@ -35,6 +35,8 @@ AT_ONCE = 8
 _TRIES = 4
 _MOST_AT_ONCE = 2000
 """Instances added in one transaction; a larger number takes several."""
+_MOST = 100_000
+"""Instances of one model, as many as the queue holds in all. A number beyond is a slip of the hand."""
 _SPARE = 8
 _LONGEST_WAIT = 86_400.0
 _HAIR = 0.002
@@ -207,6 +209,9 @@ class Replicas:
             self._bad(seen, "scaling_schedule: is not for models with roles; it is passed over")
         elif planned.says:
             return wanted(planned, seen.now, self._zone(seen))
+        if seen.replicas is not None and seen.replicas > _MOST:
+            self._bad(seen, f"replicas: {seen.replicas} are more than the {_MOST} that one model can have")
+            return None
         return None if seen.replicas is None else Number(seen.replicas, None)
 
     def _zone(self, seen: ReplicasSeen) -> ZoneInfo:

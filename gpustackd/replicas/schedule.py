@@ -18,7 +18,7 @@ from gpustackd.replicas import cron
 
 LONGEST = 366 * 86400
 """Seconds that a window may last."""
-_MOST = 2**31 - 1
+_MOST = 100_000
 _MANY = 500
 _TICK = timedelta(microseconds=1)
 COLUMN = "scaling_schedule"

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.anyio
 SETTINGS = {"lease": 60, "rescan_interval": 600}
 ZONE = "Asia/Kathmandu"
 """Five hours and three quarters ahead: no whole hour, and nobody's own."""
+MUTE = "CREATE OR REPLACE FUNCTION gpustackd_notify(payload text) RETURNS void LANGUAGE sql AS 'SELECT 1'"
 ALWAYS = {"start_cron": "* * * * *", "duration_seconds": 86400, "replicas": 2}
 
 
@@ -80,15 +81,19 @@ async def test_windows_open_and_close_by_the_calendar_and_hold_against_other_han
 async def test_the_database_says_what_time_zone_it_is_where_no_setting_does(
     site: Site, record: Record, tmp_path: Path
 ) -> None:
+    """And where no notification is heard, a rescan sees to it."""
     await site.fleet(W("w1", 64, "8x24", "2/1"))
     statement = await site.sql.fetchval(
         "SELECT format('ALTER DATABASE %I SET timezone = %L', current_database(), $1::text)", ZONE
     )
     await site.sql.execute(statement)
-    async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons:
+    async with crew(site.url, tmp_path / "logs", lease=60, rescan_interval=3) as daemons:
         await daemons.start()
         model = await site.model(need=14, scaling_schedule=planned(await closing(site, 600, 3)))
         await number(site, model, 3)
         elsewhere = await site.model(need=14, scaling_schedule=planned(await closing(site, 600, 3, "UTC")))
         await number(site, elsewhere, 1)
+        await site.sql.execute(MUTE)
+        await site.update("models", elsewhere, scaling_schedule=None, replicas=3)
+        await number(site, elsewhere, 3, 5)
     assert await record.broken() == []

@@ -200,13 +200,14 @@ async def test_what_a_row_says_that_cannot_be_used_is_told_once_and_the_rest_goe
     house = House()
     bad = house.model(2, scaling_schedule={"enabled": True})
     worse = house.model(2, roles=[{"name": "prefill", "replicas": "many"}])
+    slip = house.model(10**9)
     daemon = house.daemon()
     for _ in range(3):
-        await daemon.bring(bad)
-        await daemon.bring(worse)
+        for model in (bad, worse, slip):
+            await daemon.bring(model)
     assert len(house.there(bad)) == 2
-    assert house.there(worse) == []
-    assert [event for event, _ in house.told.remarks] == ["row.bad", "row.bad"]
+    assert house.there(worse) == house.there(slip) == []
+    assert [event for event, _ in house.told.remarks] == ["row.bad"] * 3
 
 
 async def test_a_number_beyond_one_transaction_takes_several(monkeypatch: pytest.MonkeyPatch) -> None:

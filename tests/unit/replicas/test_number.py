@@ -18,6 +18,11 @@ def by_id(candidates: Sequence[Replica]) -> Sequence[Replica]:
     return sorted(candidates, key=lambda r: -r.id)
 
 
+def by_health(candidates: Sequence[Replica]) -> Sequence[Replica]:
+    """As every ranking does: whoever is not well goes before whoever is."""
+    return sorted(candidates, key=lambda r: (r.healthy, -r.id))
+
+
 def some(number: int, state: str = "RUNNING", **columns: Any) -> list[Replica]:
     return [
         replica({"id": n, "state": state, "worker_id": 1, "worker_state": "READY", "created": n, **columns})
@@ -139,7 +144,11 @@ def test_the_steps_lead_to_the_number_and_then_to_nothing_but_waiting(
         for n, (s, w, d) in enumerate(rows)
     }
     for _ in range(2):
-        todo = steps(Asked(number, window=window), [replica(r) for r in there.values()], by_id)
+        todo = steps(Asked(number, window=window), [replica(r) for r in there.values()], by_health)
+        gone = [replica(there[i]) for i in (*todo.delete, *todo.drain)]
+        stay = [replica(r) for i, r in there.items() if i not in {g.id for g in gone}]
+        if any(r.healthy for r in gone):  # then nobody stays, to be kept, who is not
+            assert all(r.healthy or (r.draining_for is not None and r.id not in todo.take_back) for r in stay)
         for i in todo.delete:
             del there[i]
         for i in todo.drain:
