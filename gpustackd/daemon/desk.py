@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import anyio
 
 from gpustackd.daemon.unique_queue import Origin, Taken
-from gpustackd.domain.lessons import NONE, Lessons
+from gpustackd.domain.lessons import NONE, Avoided, Lessons
 from gpustackd.ports import Claim, Waiting
 
 
@@ -26,6 +26,8 @@ class Work:
     attempts: int = 0
     clashes: int = 0
     learnt: Lessons = NONE
+    shunned: tuple[Avoided, ...] = ()
+    """Places that clashed again, left alone for as long as this try lasts."""
     group: Hashable = None
     """Demand group, once decided."""
 

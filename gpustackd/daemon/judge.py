@@ -13,6 +13,7 @@ from gpustackd.daemon.view import View
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.lessons import Avoided, elsewhere
+from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Cure, NoFit, Outcome, Placed, Reason
 from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import Pools
@@ -87,6 +88,12 @@ class Judge:
     def group(self, demand: Demand) -> Hashable:
         """What demands with the same answer have in common."""
         return (demand.spec.id, demand.spec.version, demand.digest)
+
+    def patience(self, demand: Demand) -> int:
+        """Clashes after which the places that clashed are avoided, which costs a search of its own. Under
+        `spread` the next try as a rule looks elsewhere by itself: even places take turns."""
+        strategy = demand.spec.placement_strategy or self._policy.strategy
+        return 3 if strategy is Strategy.SPREAD else 2
 
     def decide(
         self, demand: Demand, instance_id: int, name: str, avoid: Sequence[Avoided] = ()

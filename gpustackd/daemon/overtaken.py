@@ -1,13 +1,15 @@
-"""Placements that news of the fleet has overtaken between their decision and their commit.
+"""Placements that others were faster with: news of the fleet came before their commit, or the commit clashed.
 
-A commit would reject them; to find them in memory first is cheaper, and leaves the locks and the writes to
-those that still have a chance.
+A commit would reject what news has overtaken; to find it in memory first is cheaper, and leaves the locks and
+the writes to those that still have a chance. What clashes time and again is left alone for a while.
 """
 
 from __future__ import annotations
 
 from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.lessons import Avoided
 from gpustackd.domain.outcome import Part, Placement
+from gpustackd.ports import CommitResult
 
 
 def still_fits(fleet: Fleet, placement: Placement) -> bool:
@@ -31,3 +33,18 @@ def _holds(fleet: Fleet, part: Part) -> bool:
         if fleet.vram_capacity[place] - fleet.vram_allocated[place] - fleet.vram_assumed[place] < 0:
             return False
     return True
+
+
+def places(placement: Placement, clash: CommitResult) -> tuple[Avoided, ...]:
+    """What of a placement clashed, as places to avoid; all of it where the commit does not tell.
+
+    A strategy that ranks places strictly would choose the same one again; where an open transaction holds it,
+    of which no figure tells, it would do so for as long as that likes.
+    """
+    told = bool(clash.gpu_ids or clash.worker_ids)
+    found: list[Avoided] = []
+    for part in placement.parts:
+        gpus = tuple(g for g in part.gpu_ids if not told or g in clash.gpu_ids)
+        if gpus or not told or part.worker_id in clash.worker_ids:
+            found.append(Avoided(part.worker_id, gpus))
+    return tuple(found)

@@ -16,7 +16,7 @@ from gpustackd.daemon.backoff import Backoff
 from gpustackd.daemon.catalogue import Catalogue
 from gpustackd.daemon.desk import Desk, Work
 from gpustackd.daemon.judge import Judge, codes, signature
-from gpustackd.daemon.overtaken import still_fits
+from gpustackd.daemon.overtaken import places, still_fits
 from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.unique_queue import UniqueQueue
 from gpustackd.daemon.view import View
@@ -127,7 +127,9 @@ class Scheduling:
             # After a clash equal places are ranked anew: the one that failed may be held by somebody's open
             # transaction, of which no figure tells.
             name = f"{item.name} {item.clashes}" if item.clashes else item.name
-            outcome, took = self._judge.decide(demand, item.id, name, item.learnt.avoid)
+            shunned = item.shunned if item.clashes >= self._judge.patience(demand) else ()
+            avoid = (*item.learnt.avoid, *shunned)
+            outcome, took = self._judge.decide(demand, item.id, name, avoid)
             if isinstance(outcome, NoFit):
                 refused.append((item, outcome, took))
             else:
@@ -254,6 +256,8 @@ class Scheduling:
                     self._catalogue.forget([planned.work.model_id])
                 else:
                     self._reports.conflict(planned.work, planned.proposal, result)
+                    if planned.work.clashes:  # not the first one, so not just another replica's luck
+                        planned.work.shunned += places(planned.proposal.decision.placement, result)
                 clashed.append(planned.work)
         await self._feed(
             [(by_id[r.instance_id].proposal, r) for r in results if r.code is CommitCode.CONFLICT]
