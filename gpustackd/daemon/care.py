@@ -26,7 +26,7 @@ class Care:
     """One per process: its metrics outlive sessions."""
 
     def __init__(self, store: PostgresStore, windows: Windows, paths: PathProbe, reports: Reports) -> None:
-        self._health = Health(store, windows)
+        self._store = store
         self._lifecycle = Lifecycle(store)
         self._windows = windows
         self._paths = paths
@@ -34,9 +34,11 @@ class Care:
 
     def loops(self, view: View, catalogue: Catalogue, judge: Judge) -> Sequence[Loop]:
         """What a session runs until it ends."""
-        workers = WorkerHealth(self._health, self._windows, view, self._reports, monotonic)
+        workers = WorkerHealth(
+            Health(self._store, self._windows), self._windows, view, self._reports, monotonic
+        )
         aftercare = Aftercare(
-            health=self._health,
+            health=Health(self._store, self._windows),
             lifecycle=self._lifecycle,
             workers=workers,
             windows=self._windows,

@@ -13,7 +13,7 @@ import anyio
 from gpustackd.daemon.care_reports import CareReports
 from gpustackd.daemon.view import View
 from gpustackd.domain.windows import Watch, Windows
-from gpustackd.errors import Contended
+from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.store.health import LIMIT, Health
 
 
@@ -39,6 +39,10 @@ class WorkerHealth:
             except Contended:
                 # Not a look: if it goes on like this, the watch begins anew.
                 self._reports.contended("worker health")
+            except DatabaseUnavailable:
+                raise
+            except Exception as error:  # a row that trips this must not stop what places instances
+                self._reports.unexpected("worker health", error)
             await anyio.sleep(self._windows.sweep)
 
     async def look(self) -> None:

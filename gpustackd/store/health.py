@@ -10,6 +10,11 @@ from gpustackd.store.postgres import PostgresStore
 LIMIT = 100
 """Instances that one call moves: a transaction stays short."""
 
+_WATCHED = (
+    "CASE WHEN extract(epoch FROM clock_timestamp()) - $2::float8 > $3::float8 THEN 0 ELSE $1::float8 END"
+)
+"""Seconds watched ($1) as of the look at the clock ($2): nothing, if a gap ($3) came between that and now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
@@ -50,19 +55,21 @@ class Health:
     def __init__(self, store: PostgresStore, windows: Windows) -> None:
         self._store = store
         self._windows = windows
+        self._asked = float("inf")
 
     async def clock(self) -> float:
-        """The database's clock, in seconds."""
+        """The database's clock, in seconds. What follows counts as watched only if it comes soon after."""
         async with self._store.connection() as connection:
-            return float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
+            self._asked = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
+        return self._asked
 
     async def sweep(self, watched: float) -> Census:
         """Look at all workers; silent ones become NOT_READY. `watched`: seconds without a gap before."""
         w = self._windows
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "SELECT * FROM gpustackd_watch_workers($1, $2, $3, $4, $5, $6)",
-                w.grace, w.reschedule, watched, w.seen, w.share, w.least,
+                f"SELECT * FROM gpustackd_watch_workers($4, $5, {_WATCHED}, $6, $7, $8)",
+                watched, self._asked, w.gap, w.grace, w.reschedule, w.seen, w.share, w.least,
             )  # fmt: skip
         counts = {r["kind"]: r["number"] for r in rows if r["kind"] in ("down", "draining")}
         return Census(
@@ -77,8 +84,8 @@ class Health:
         w = self._windows
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "SELECT * FROM gpustackd_leave_workers($1, $2, $3, $4, $5, $6, $7)",
-                w.grace, w.reschedule, w.unreachable, watched, w.share, w.least, LIMIT,
+                f"SELECT * FROM gpustackd_leave_workers($4, $5, $6, {_WATCHED}, $7, $8, $9)",
+                watched, self._asked, w.gap, w.grace, w.reschedule, w.unreachable, w.share, w.least, LIMIT,
             )  # fmt: skip
         return [Moved(*r) for r in rows]
 
@@ -87,7 +94,8 @@ class Health:
         w = self._windows
         async with self._store.connection() as connection:
             rows = await connection.fetch(
-                "SELECT * FROM gpustackd_overdue($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-                w.pickup, w.unreachable, w.stable, 5 * w.pickup, watched, w.grace, w.share, w.least, LIMIT,
+                f"SELECT * FROM gpustackd_overdue($4, $5, $6, $7, {_WATCHED}, $8, $9, $10, $11)",
+                watched, self._asked, w.gap, w.pickup, w.unreachable, w.stable, 5 * w.pickup, w.grace,
+                w.share, w.least, LIMIT,
             )  # fmt: skip
         return [Moved(*r) for r in rows]

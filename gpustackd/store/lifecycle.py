@@ -13,8 +13,7 @@ _FAILED = """
 SELECT i.id, i.name, i.model_id, i.placement_epoch AS epoch, i.restart_count, i.failures, i.state_message,
        i.worker_id, i.worker_name, m.name AS model, m.version AS model_version,
        gpustackd_avoided(i.avoid) AS avoided, i.claim_raise, m.updated_at > i.state_since AS edited,
-       greatest(extract(epoch FROM clock_timestamp()
-                - coalesce(i.last_restart_time, i.state_since, i.updated_at)), 0)::double precision AS since,
+       greatest(gpustackd_age(coalesce(i.last_restart_time, i.state_since, i.updated_at)), 0) AS since,
        h.vram, h.ram, h.gpu_ids
   FROM model_instances i JOIN models m ON m.id = i.model_id,
        LATERAL (SELECT coalesce(sum(k.vram), 0)::bigint AS vram, coalesce(max(k.ram), 0)::bigint AS ram,

@@ -2,6 +2,13 @@
 -- database's; lengths (seconds) come in, among them how long the asking daemon has watched without a gap: what
 -- nobody watched is no silence.
 
+-- Seconds since a moment by this clock; a moment that is none (infinity) is not there yet, or long ago.
+CREATE FUNCTION gpustackd_age(p_at timestamptz) RETURNS double precision
+    LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN isfinite(p_at) THEN extract(epoch FROM clock_timestamp() - p_at)::double precision
+                WHEN p_at > clock_timestamp() THEN 0 WHEN p_at IS NOT NULL THEN 1e9 END
+$$;
+
 -- When a state began. `stale_since` marks a NOT_READY that is ours, for its heartbeat: the next heartbeat takes
 -- it back. Whoever else sets a state takes the mark away.
 CREATE FUNCTION gpustackd_worker_state_since() RETURNS trigger
@@ -94,11 +101,10 @@ BEGIN
         FOR id, name, number IN
             UPDATE workers w
                SET state = 'NOT_READY', stale_since = clock_timestamp(),
-                   state_message = format('no heartbeat for %s s', floor(extract(epoch FROM
-                                          clock_timestamp() - w.heartbeat_at)))
+                   state_message = format('no heartbeat for %s s', floor(gpustackd_age(w.heartbeat_at)))
              WHERE w.id = ANY (mine) AND w.state IN ('READY', 'PENDING', 'INITIALIZING')
                AND w.heartbeat_at < clock_timestamp() - make_interval(secs => p_grace)
-            RETURNING w.id, w.name, floor(extract(epoch FROM clock_timestamp() - w.heartbeat_at))::bigint
+            RETURNING w.id, w.name, floor(gpustackd_age(w.heartbeat_at))::bigint
         LOOP
             kind := 'stale';
             of := NULL;
@@ -158,9 +164,8 @@ CREATE FUNCTION gpustackd_absent(
                 ELSE least(greatest(t.lasting, t.silence), p_watched) >= p_reschedule END,
            w.state <> 'UNREACHABLE' AND (w.stale_since IS NULL OR p_watched >= p_grace)
       FROM workers w,
-           LATERAL (SELECT extract(epoch FROM clock_timestamp() - w.heartbeat_at) AS silence,
-                           extract(epoch FROM clock_timestamp() - coalesce(w.state_since, w.created_at))
-                           AS lasting) t
+           LATERAL (SELECT gpustackd_age(w.heartbeat_at) AS silence,
+                           gpustackd_age(coalesce(w.state_since, w.created_at)) AS lasting) t
      WHERE w.state IN ('NOT_READY', 'UNREACHABLE', 'ERROR', 'DELETING')
        AND coalesce(w.cluster_id, 0) NOT IN (SELECT d.cluster FROM gpustackd_doubtful(p_grace, p_share, p_least) d)
 $$;

@@ -9,6 +9,7 @@ import pytest
 
 from gpustackd.domain.windows import Windows
 from gpustackd.store.health import Doubt, Health
+from gpustackd.store.lifecycle import Lifecycle
 from tests.integration.world import GIB, World, world_of
 
 pytestmark = pytest.mark.anyio
@@ -330,6 +331,39 @@ async def test_nothing_is_marked_or_evicted_for_a_time_that_nobody_watched(world
     assert await found.leave_workers(SPANS.reschedule - 1) == []
     assert [m.kind for m in await found.leave_workers(SPANS.reschedule)] == ["evicted"]
     assert (await world.row("model_instances", instance))["state"] == "PENDING"
+
+
+async def test_a_sweep_that_comes_late_after_its_look_at_the_clock_has_watched_nothing(world: World) -> None:
+    one, _ = await fleet(world, 2)
+    await on(world, one)
+    await beat(world, one[0], ago=600)
+    found = health(world)
+    await found.clock()
+    found._asked -= SPANS.gap + 1  # as if everything had stood still since
+    assert (await found.sweep(LONG)).silent == ()
+    await found.clock()
+    assert len((await found.sweep(LONG)).silent) == 1
+    found._asked -= SPANS.gap + 1
+    assert await found.leave_workers(LONG) == []
+    await found.clock()
+    assert len(await found.leave_workers(LONG)) == 1
+
+
+async def test_moments_that_are_none_trip_nobody(world: World) -> None:
+    one, two, three = await fleet(world, 3)
+    gone, kept, failed = await on(world, one), await on(world, two), await on(world, three, state="ERROR")
+    for worker, moment in ((one[0], "-infinity"), (two[0], "infinity")):
+        await world.sql.execute(
+            "UPDATE workers SET heartbeat_at = $2::text::timestamptz WHERE id = $1", worker, moment
+        )
+    await world.sql.execute(
+        "UPDATE model_instances SET last_restart_time = 'infinity', state_since = '-infinity'"
+    )
+    assert len((await health(world).sweep(LONG)).silent) == 1
+    assert [m.id for m in await health(world).leave_workers(LONG)] == [gone]
+    assert [(r.id, r.since) for r in await Lifecycle(world.store).failed()] == [(failed, 0)]
+    assert await health(world).overdue(LONG) == []
+    assert (await world.row("model_instances", kept))["state"] == "RUNNING"
 
 
 async def test_many_instances_go_in_bites(world: World) -> None:
