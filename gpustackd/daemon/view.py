@@ -35,11 +35,14 @@ class View:
         self._store = store
         self._on_state = on_state
         self._mark: str | None = None
+        self._whole = True
+        """Whether the next look has to be a complete one. Told apart from the mark, which a look under way
+        sets at its end."""
 
     async def load(self) -> None:
         """Read everything anew."""
+        self._whole = True
         async with self.lock:
-            self._mark = None
             await self._feed()
 
     async def refresh(self) -> int:
@@ -61,12 +64,20 @@ class View:
             )
             if known == mine:
                 return False
-            self._mark = None
+            self._whole = True
             await self._feed()
             return True
 
     async def _feed(self) -> int:
-        changes = await self._store.fleet_changes(self._mark)
+        whole, self._whole = self._whole, False
+        try:
+            return await self._read(None if whole else self._mark)
+        except BaseException:
+            self._whole |= whole
+            raise
+
+    async def _read(self, since: str | None) -> int:
+        changes = await self._store.fleet_changes(since)
         changed = await self._apply(changes)
         if changed:
             wanted = None if changes.complete else sorted(changed)
@@ -133,8 +144,8 @@ class View:
         """Nothing that was assumed will be committed any more."""
         for instance_id in list(self.fleet.assumed):
             self.fleet.forget(instance_id)
-        self._mark = None
+        self._whole = True
 
     def reload_next(self) -> None:
         """Rows were deleted: only a complete look shows which."""
-        self._mark = None
+        self._whole = True

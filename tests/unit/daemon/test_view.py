@@ -1,0 +1,63 @@
+"""The view of the fleet follows the store, whatever happens while it looks."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from gpustackd.daemon.view import View
+from gpustackd.ports import FleetChanges
+from gpustackd.store.memory import MemoryStore
+
+pytestmark = pytest.mark.anyio
+
+
+class Held(MemoryStore):
+    """A store whose answer about the fleet is on its way for as long as `answer` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = anyio.Event()
+        self.answer.set()
+        self.asked = anyio.Event()
+
+    async def fleet_changes(self, since: str | None) -> FleetChanges:
+        found = await super().fleet_changes(since)
+        self.asked.set()
+        await self.answer.wait()
+        return found
+
+
+async def test_a_deletion_that_is_told_while_a_look_is_under_way_is_seen_by_the_next_one() -> None:
+    store = Held()
+    first = store.insert("workers", name="w1", state="READY")
+    store.insert("workers", name="w2", state="READY")
+    view = View(store)
+    await view.load()
+    store.answer, store.asked = anyio.Event(), anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(view.refresh)
+        await store.asked.wait()
+        store.delete("workers", first)
+        view.reload_next()
+        store.answer.set()
+    await view.refresh()
+    assert list(view.fleet.by_name) == ["w2"]
+
+
+async def test_workers_take_their_positions_by_id_whatever_the_order_of_rows() -> None:
+    store = MemoryStore()
+    for n in (3, 1, 2):
+        store.insert("workers", id=n, name=f"w{n}", state="READY")
+    view = View(store)
+    await view.load()
+    assert view.fleet.worker_id[:3].tolist() == [1, 2, 3]
+    assert view.fleet.order is None
+    store.delete("workers", 1)
+    view.reload_next()
+    await view.refresh()
+    store.insert("workers", id=9, name="w9", state="READY")
+    await view.refresh()
+    order = view.fleet.order
+    assert order is not None
+    assert sorted(order[view.fleet.alive[: len(order)]].tolist()) == [2, 3, 9]
