@@ -69,7 +69,7 @@ def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any], com
     """A search for the case's model with this scorer at its maximum."""
     draft = {"draft_model": DRAFT} if scorer.get("has_draft") else None
     asked = {
-        "id": OTHER_MODEL * 2,
+        "id": 0,
         "name": "m",
         "source": "huggingface",
         "huggingface_repo_id": "owner/model",
@@ -178,6 +178,8 @@ def fleet_of(case: Mapping[str, Any]) -> Fleet:
     for part in _parts(case["inputs"].get("candidates") or ()):
         if part["worker_id"] not in on.position:
             on.put_worker(WorkerRow(part["worker_id"], part.get("worker") or "w?", 1, "READY"))
+    for part in _parts([*(case["inputs"].get("candidates") or ()), *(case.get("existing_instances") or ())]):
+        _reported(on, part)
     for instance in case.get("existing_instances") or ():
         _sit(on, instance)
     for name, free in (case["inputs"].get("allocatable_given") or {}).items():
@@ -187,7 +189,21 @@ def fleet_of(case: Mapping[str, Any]) -> Fleet:
 
 
 def _parts(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [p for c in candidates for p in (c, *(c.get("subordinates") or ()))]
+    """Main and subordinate parts of candidates or instances."""
+    more = ("subordinates", "subordinate_workers")
+    return [p for c in candidates for p in (c, *(s for k in more for s in c.get(k) or ()))]
+
+
+def _reported(on: Fleet, part: Mapping[str, Any]) -> None:
+    """Cards that a case names and its worker does not report: they are there, of unknown size."""
+    w = on.position.get(part.get("worker_id", -1))
+    if w is None:
+        return
+    there = {on.gpu_rows[g].index for g in on.gpu_id[w].tolist() if g}
+    for index in set(part.get("gpu_indexes") or ()) - there:
+        worker_id = on.row(w).id
+        kind = part.get("gpu_type") or "cuda"
+        on.put_gpu(GpuRow(2 * 10**6 + 100 * worker_id + index, worker_id, index, kind))
 
 
 def _sit(on: Fleet, instance: Mapping[str, Any]) -> None:

@@ -186,6 +186,16 @@ def test_a_model_that_is_nowhere_yet_spreads_freely() -> None:
     assert score_of(case) == [100, 100]
 
 
+def test_a_model_that_is_not_deployed_yet_finds_every_place_as_good_with_the_peer() -> None:
+    existing = [held(1, 9, (1, [0])), held(2, 9, (2, [1]))]
+    case = case_of("spread", four(1, 2), [on(1, 0), on(2, 0), on(2, 1)], existing)
+    del case["model"]
+    assert score_of(case) == [100, 100, 100]
+    first, *others = score_of(case, compat=False)  # type: ignore[misc]
+    assert first < max(others) == 100
+    assert min(others) < 100
+
+
 LOCALITY = [
     ("L1", [1], [1], None, 5.00),
     ("L2", [1], [1], [2], 3.33),

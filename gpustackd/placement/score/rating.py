@@ -51,9 +51,16 @@ class Rating:
             self._mine_on_cards(found.w) if scorer.spread else 0,
             fleet.gpu_occupants[found.w],
         )
+        if self._undeployed:
+            view.all = np.zeros_like(view.all)
         if scorer.looks_at_hosts:
             view.host_free, view.scale = fleet.free[found.w], fleet.largest[1]
         return view
+
+    @property
+    def _undeployed(self) -> bool:
+        """A model that is only planned: the peer counts nobody then, and finds every place as good."""
+        return self.model_id == 0 and self.policy.compat
 
     def _mine_on_cards(self, rows: Ints) -> Any:
         workers = self.fleet.model_on_gpu.get(self.model_id)
@@ -176,7 +183,7 @@ class Rating:
             view.ram_claim = np.array(own, np.int64)[:, None]
         value = self.scorer.taken(view, taken)
         mine = self._mine(rows)
-        others = self.fleet.occupants[rows] - mine
+        others = 0 * mine if self._undeployed else self.fleet.occupants[rows] - mine
         mains = np.flatnonzero(np.diff(of, prepend=-1))
         score = value.copy()
         bare: Bools = ~np.any(taken, axis=1)
