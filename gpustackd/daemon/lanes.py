@@ -114,6 +114,32 @@ class Group:
         self.signatures: dict[str | None, int] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class ParkedGroup:
+    """Instances of one demand that wait for a cure: one decision in memory answers for all of them."""
+
+    key: Hashable
+    """What `park` was given; an `ElsewhereOf` where other replicas work on them."""
+    model_id: int
+    lane: Lane
+    cures: Cure
+    count: int
+    priority: int
+    """Of the best of them, as `created`."""
+    created: float
+    signatures: frozenset[str | None]
+    """Signatures of the refusals that their rows carry."""
+
+
+def seen(group: Group) -> ParkedGroup:
+    """The group as others see it."""
+    head = group.members.head()
+    return ParkedGroup(
+        group.key, group.model_id, group.lane, group.cures, len(group.members), head.priority, head.created,
+        frozenset(group.signatures),
+    )  # fmt: skip
+
+
 class Lanes:
     """All items, by lane."""
 

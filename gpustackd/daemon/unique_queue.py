@@ -13,13 +13,12 @@ arrives while its id is in flight is remembered, and what finds no room is count
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import anyio
 import anyio.lowlevel
 
-from gpustackd.daemon.lanes import ElsewhereOf, Group, Item, Lane, Lanes, Origin
+from gpustackd.daemon.lanes import ElsewhereOf, Item, Lane, Lanes, Origin, ParkedGroup, seen
 from gpustackd.domain.outcome import Cure
 
 __all__ = ["ElsewhereOf", "Lane", "Origin", "ParkedGroup", "Taken", "UniqueQueue"]
@@ -33,23 +32,6 @@ class Taken(NamedTuple):
     priority: int
     created: float
     origin: Origin
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedGroup:
-    """Instances of one demand that wait for a cure: one decision in memory answers for all of them."""
-
-    key: Hashable
-    """What `park` was given; an `ElsewhereOf` where other replicas work on them."""
-    model_id: int
-    lane: Lane
-    cures: Cure
-    count: int
-    priority: int
-    """Of the best of them, as `created`."""
-    created: float
-    signatures: frozenset[str | None]
-    """Signatures of the refusals that their rows carry."""
 
 
 class UniqueQueue:
@@ -249,7 +231,7 @@ class UniqueQueue:
         self, cure: Cure = Cure.ANY, model_ids: Collection[int] | None = None
     ) -> list[ParkedGroup]:
         """Groups, PARKED and ELSEWHERE, that one of these events could help, best head first."""
-        return [_seen(group) for group in self._lanes.groups_with(cure, model_ids)]
+        return [seen(group) for group in self._lanes.groups_with(cure, model_ids)]
 
     def activate(self, group: Hashable, n: int | None = None, origin: Origin = Origin.CURE) -> int:
         """Make the best `n` of a group active (None = all); returns how many that were."""
@@ -365,11 +347,3 @@ class UniqueQueue:
         if self._waiter is not None:
             self._waiter.set()
             self._waiter = None
-
-
-def _seen(group: Group) -> ParkedGroup:
-    head = group.members.head()
-    return ParkedGroup(
-        group.key, group.model_id, group.lane, group.cures, len(group.members), head.priority, head.created,
-        frozenset(group.signatures),
-    )  # fmt: skip
