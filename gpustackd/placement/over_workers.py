@@ -120,7 +120,7 @@ class OverWorkers(Tier):
         chosen = self.search.hosts(best.members, scores, best.hosts, turn)
         seats = tuple(self.seats(best.members[chosen], best.code))
         positions = [s.w for s in seats]
-        total = self.search.together(positions, {k: v[chosen].tolist() for k, v in parts.items()})
+        total = self.search.together(positions, parts["placement"][chosen].tolist())
         gpus = sum(len(s.slots) for s in seats)
         also = self.search.others(best.members, scores, parts, chosen, gpus)
         records = (self.search.record(positions, gpus, total), *also)

@@ -35,8 +35,9 @@ class Rating:
     first_fit: bool
     model_id: int
 
-    def seats(self, found: Cards, claim: Ints, booked: Ints) -> Seats:
-        """The strategy's view of cards; `booked` (R, S) or (R, 1) is what the RAM claim follows."""
+    def seats(self, found: Cards, claim: Ints, booked: Ints, in_order: bool = True) -> Seats:
+        """The strategy's view of cards; `booked` (R, S) or (R, 1) is what the RAM claim follows. `in_order`:
+        worker positions ascend, and none comes twice."""
         fleet, rules = self.fleet, self.rules
         ram: Any = rules.ram_static or 0
         if not rules.ram_static and rules.ram_ratio:
@@ -48,7 +49,7 @@ class Rating:
             fleet.vram_capacity[found.w],
             ram,
             found.ram[:, None],
-            self._mine_on_cards(found.w) if scorer.spread else 0,
+            self._mine_on_cards(found.w, in_order) if scorer.spread else 0,
             fleet.gpu_occupants[found.w],
         )
         if self._undeployed:
@@ -62,7 +63,7 @@ class Rating:
         """A model that is only planned: the peer counts nobody then, and finds every place as good."""
         return self.model_id == 0 and self.policy.compat
 
-    def _mine_on_cards(self, rows: Ints) -> Any:
+    def _mine_on_cards(self, rows: Ints, in_order: bool) -> Any:
         workers = self.fleet.model_on_gpu.get(self.model_id)
         if not workers:
             return 0
@@ -70,7 +71,7 @@ class Rating:
         slots: list[int] = []
         counts: list[int] = []
         here = rows.tolist()
-        if len(workers) < len(here) and bool(np.all(rows[1:] > rows[:-1])):
+        if in_order and len(workers) < len(here):
             known = [w for w in workers if here[0] <= w <= here[-1]]
             at = np.searchsorted(rows, known).tolist()
             pairs = [(r, w) for r, w in zip(at, known, strict=True) if here[r] == w]
@@ -139,19 +140,13 @@ class Rating:
     ) -> tuple[Mapping[str, object], ...]:
         """Records of the next best placements on as many workers as were `taken`, none of them twice."""
         n = len(taken)
-        free = np.ones(len(members), np.bool_)
-        free[list(taken)] = False
-        rest = free.nonzero()[0]
-        most = (BEST - 1) * n
-        if len(rest) > most:
-            rest = rest[np.argpartition(-scores[rest], most - 1)[:most]]
-        rest = rest[np.argsort(-scores[rest], kind="stable")]
-        groups = [rest[k : k + n] for k in range(0, len(rest) - n + 1, n)]
-        return tuple(
-            self.record(ws, gpus, self.together(ws, {k: v[g].tolist() for k, v in parts.items()}))
-            for g in groups
-            if (ws := members[g].tolist())
-        )
+        most = BEST * n
+        best = np.argpartition(-scores, most)[:most] if len(scores) > most else np.arange(len(scores))
+        rest = best[np.argsort(-scores[best], kind="stable")].tolist()
+        rest = [i for i in rest if i not in taken][: (BEST - 1) * n]
+        placed, positions = parts["placement"][rest].tolist(), members[rest].tolist()
+        groups = [slice(k, k + n) for k in range(0, len(rest) - n + 1, n)]
+        return tuple(self.record(positions[g], gpus, self.together(positions[g], placed[g])) for g in groups)
 
     def record(self, positions: Sequence[int], gpus: int, parts: Mapping[str, float]) -> Mapping[str, object]:
         """One line of a decision record: main worker, GPUs, score and its parts."""
@@ -177,7 +172,7 @@ class Rating:
             taken[r, list(s.slots)] = True
         found = cards(self.fleet, rows, self.rules)
         booked = claim.sum(axis=1)
-        view = self.seats(found, claim, booked[:, None])
+        view = self.seats(found, claim, booked[:, None], in_order=False)
         if any(s.ram is not None for s in flat):
             own = [self.rules.ram_claim(sum(s.claims)) if s.ram is None else s.ram for s in flat]
             view.ram_claim = np.array(own, np.int64)[:, None]
@@ -202,9 +197,8 @@ class Rating:
         parts |= self.besides.of_choices([[s.w for s in seats] for seats in choices])
         return sum(parts.values(), np.zeros(len(choices))), parts
 
-    def together(self, positions: Sequence[int], parts: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Score parts of a placement over several workers from those of its parts, main first."""
-        placed = parts["placement"]
+    def together(self, positions: Sequence[int], placed: Sequence[float]) -> dict[str, float]:
+        """Score parts of a placement over several workers; `placed`: what each of them scores, main first."""
         total = {"placement": self.scorer.several_workers(placed[0], list(placed[1:]))}
         total |= {k: float(v[0]) for k, v in self.besides.of_choices([positions]).items()}
         return total
