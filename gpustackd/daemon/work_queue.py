@@ -66,13 +66,15 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K, change: Change = Change.MODIFIED, news: object = None) -> None:
         """Say something of a key. A deletion goes to the front and takes back what was put off."""
-        later = self._later.pop(key, None)
+        item = _merged(self._later.pop(key, None), Item(key, change, news))
         if key in self._at_work:
-            self._at_work[key] = _merged(self._at_work[key] or later, Item(key, change, news))
-            return
-        known = self._waiting.get(key)
-        item = _merged(known or later, Item(key, change, news))
-        self._waiting[key] = item
+            self._at_work[key] = _merged(self._at_work[key], item)
+        else:
+            self._enter(item)
+
+    def _enter(self, item: Item[K]) -> None:
+        key, known = item.key, self._waiting.get(item.key)
+        item = self._waiting[key] = _merged(known, item)
         if item.change is Change.DELETED:
             if key in self._ready:
                 self._ready.remove(key)
@@ -128,7 +130,7 @@ class WorkQueue(Generic[K]):
         """The work on a key is over; what came meanwhile makes it wait again."""
         item = self._at_work.pop(key, None)
         if item is not None:
-            self.add(key, item.change, item.news)
+            self._enter(item)
 
     def _promote(self) -> None:
         now = self._clock()
