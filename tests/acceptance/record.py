@@ -27,7 +27,7 @@ INSTALL = """
 CREATE SCHEMA recorder;
 CREATE TABLE recorder.moves (
     n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, instance_id bigint, was text, became text,
-    epoch bigint, worker_id bigint, by text, at timestamptz DEFAULT clock_timestamp());
+    epoch bigint, worker_id bigint, by text, lost boolean, at timestamptz DEFAULT clock_timestamp());
 CREATE TABLE recorder.bookings (
     n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, instance_id bigint, worker_id bigint,
     gpu_device_id bigint, worker_state text, by text, at timestamptz DEFAULT clock_timestamp());
@@ -41,9 +41,15 @@ BEGIN
         VALUES (OLD.id, OLD.state, OLD.placement_epoch, OLD.worker_id, current_setting('application_name'));
     ELSIF (OLD.state, OLD.placement_epoch, OLD.worker_id)
           IS DISTINCT FROM (NEW.state, NEW.placement_epoch, NEW.worker_id) THEN
-        INSERT INTO recorder.moves (instance_id, was, became, epoch, worker_id, by)
+        INSERT INTO recorder.moves (instance_id, was, became, epoch, worker_id, by, lost)
         VALUES (NEW.id, OLD.state, NEW.state, NEW.placement_epoch, NEW.worker_id,
-                current_setting('application_name'));
+                current_setting('application_name'),
+                OLD.worker_id IS NOT NULL AND EXISTS (
+                    SELECT FROM workers w
+                     WHERE (w.state IN ('NOT_READY', 'UNREACHABLE', 'ERROR', 'DELETING')
+                            OR (w.state = 'MAINTENANCE' AND w.maintenance @> '{"drain": true}'))
+                       AND (w.id = OLD.worker_id OR OLD.distributed_servers -> 'subordinate_workers'
+                            @> jsonb_build_array(jsonb_build_object('worker_id', w.id)))));
     END IF;
     RETURN NULL;
 END $$;
@@ -95,7 +101,8 @@ class Record:
 
     async def broken(self) -> list[str]:
         """Breaches of what must hold over time: lawful moves, one binding for an instance and epoch, made by
-        who claimed it, to READY workers only, hands off what a worker has taken. Empty = none."""
+        who claimed it, to READY workers only, hands off what a worker has taken as long as that worker is
+        there (and is not being drained). Empty = none."""
         found: list[str] = []
         rows = await self._sql.fetch(
             "SELECT was, became, bool_and(worker_id IS NULL) AS cleared, count(*) AS n FROM recorder.moves"
@@ -126,6 +133,7 @@ class Record:
         rows = await self._sql.fetch(
             "SELECT * FROM recorder.moves"
             f" WHERE was IN {TAKEN} AND by LIKE 'gpustackd %' AND became IS NOT NULL"
+            " AND NOT (lost AND became IN ('UNREACHABLE', 'PENDING'))"
         )
         found += [
             f"instance {r['instance_id']} taken from {r['was']} to {r['became']} by {r['by']}" for r in rows
