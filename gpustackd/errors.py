@@ -24,9 +24,11 @@ class UsageError(GpustackdError):
 
 
 class DatabaseUnavailable(GpustackdError):
-    """The database cannot be reached or refuses us (exit code 3)."""
+    """The database cannot be reached or refuses us (exit code 3). `passing`: it says that it is starting, or
+    going down for a moment."""
 
     exit_code = 3
+    passing = False
 
 
 class Contended(GpustackdError):

@@ -20,13 +20,18 @@ from gpustackd.daemon.reports import Reports
 from gpustackd.daemon.session import Identity
 from gpustackd.daemon.stopping import Stopping
 from gpustackd.daemon.surroundings import Surroundings
-from gpustackd.observe.logging import start_logging
+from gpustackd.errors import DatabaseUnavailable
+from gpustackd.observe.logging import Log, start_logging
 from gpustackd.observe.metrics import Metrics
+from gpustackd.ports import Health
 from gpustackd.settings import Settings
 from gpustackd.sources.reader import Reader
 from gpustackd.sources.worker_files import WorkerFiles
 from gpustackd.store.postgres import PostgresStore
 from gpustackd.store.revision import judge
+
+_STARTING = 60.0
+"""Seconds that a database in its start or recovery is waited for."""
 
 
 async def run(settings: Settings, *, embedded: Path | None = None, migrate: bool = False) -> None:
@@ -60,7 +65,7 @@ async def _run(settings: Settings, embedded: Path | None, migrate: bool, stoppin
             await bring_up_to_date(listen_url)
         store = await PostgresStore.open(url, settings.pool_size, pooled=url != listen_url, replica=name)
         stack.push_async_callback(store.close)
-        judge((await store.health()).revision)
+        judge((await _first_look(store, logging.log)).revision)
         metrics = Metrics(version=__version__, replica=name)
         metrics.watch_total(
             "gpustackd_log_lines_dropped",
@@ -79,6 +84,23 @@ async def _run(settings: Settings, embedded: Path | None, migrate: bool, stoppin
             settings, Identity(uuid4(), name), store, models, around, paths, listen_url, reports, stopping
         )
         await daemon.run()
+
+
+async def _first_look(store: PostgresStore, log: Log) -> Health:
+    """What the database says of itself. One that is just starting, or recovers from a crash, is waited for:
+    hosts and their database often start together. Raise DatabaseUnavailable."""
+    until = monotonic() + _STARTING
+    told = False
+    while True:
+        try:
+            return await store.health()
+        except DatabaseUnavailable as error:
+            if not error.passing or monotonic() > until:
+                raise
+            if not told:
+                told = True
+                log.warning("database.lost", reason=f"{error.problem}; waiting {_STARTING:g} s for it")
+        await anyio.sleep(0.5)
 
 
 async def _embedded(stack: AsyncExitStack, folder: Path) -> tuple[str, str]:

@@ -36,6 +36,9 @@ UNREACHABLE = (
 )
 """Errors that mean "the server is not there for us now", as opposed to "this statement is wrong"."""
 
+_PASSING = (asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError)
+"""… and of these those that a server in its start, its recovery or its stop answers with."""
+
 
 async def connect(
     url: str,
@@ -75,7 +78,9 @@ async def connect(
 def unavailable(url: str, error: BaseException) -> DatabaseUnavailable:
     """What people are told when the server cannot be used."""
     said = str(error).strip() or type(error).__name__
-    return DatabaseUnavailable(
+    told = DatabaseUnavailable(
         f"database not reachable at {mask_url(url) if url else 'the PG* variables'}: {said}",
         "check GPUSTACKD_DATABASE_URL and that PostgreSQL runs and lets this user in",
     )
+    told.passing = isinstance(error, _PASSING)
+    return told

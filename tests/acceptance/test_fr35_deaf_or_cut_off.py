@@ -39,6 +39,19 @@ async def origin(daemon: Daemon, instance_id: int) -> str:
     return str((await daemon.said("instance.enqueued", instance_id=instance_id))["origin"])
 
 
+async def test_a_database_that_is_just_starting_is_waited_for(site: Site, tmp_path: Path) -> None:
+    await site.worker(W("w1", 64, "8x24"))
+    async with wire_to(site.url) as wire, crew(wire.url, tmp_path / "logs", **SLOW) as daemons:
+        wire.starting = True
+        (daemon,) = await daemons.start(ready=False)
+        told = await daemon.said("database.lost")
+        assert "the database system is starting up" in told["reason"]
+        wire.starting = False
+        await daemon.ready()
+        (instance,) = await site.instances(await site.model(need=14))
+        await site.placed([instance], patience=within(5))
+
+
 async def test_a_listening_session_that_the_server_ends_is_made_anew_and_what_came_meanwhile_is_found(
     site: Site, tmp_path: Path
 ) -> None:

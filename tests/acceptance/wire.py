@@ -12,6 +12,8 @@ from anyio.abc import ByteStream, SocketStream
 
 BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
+STARTING = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0"
+
 
 class Wire:
     """A TCP proxy on loopback. While `silent` names a part of an application's name, connections of such
@@ -20,12 +22,22 @@ class Wire:
     def __init__(self, upstream: str) -> None:
         self._upstream = urlsplit(upstream)
         self.silent = ""
+        self.starting = False
+        """Whether it answers as a server that is not up yet does."""
         self.url = ""
 
     async def serve(self, listener: anyio.abc.Listener[SocketStream]) -> None:
         await listener.serve(self._carry)
 
     async def _carry(self, client: SocketStream) -> None:
+        if self.starting:
+            with suppress(*BROKEN):
+                async with client:
+                    if len(await client.receive()) == 8:  # asks for TLS first
+                        await client.send(b"N")
+                        await client.receive()
+                    await client.send(b"E" + (len(STARTING) + 4).to_bytes(4, "big") + STARTING)
+            return
         with suppress(*BROKEN):
             async with client, await self._connect() as server:
                 name: list[bytes] = []

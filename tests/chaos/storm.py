@@ -124,8 +124,12 @@ class Storm:
         return [d for d in self._daemons if d is not self._asleep and d.count("rescan.done")]
 
     async def _two_fit(self) -> list[Daemon]:
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):
             while len(self._fit()) < 2:
+                while (
+                    len(list(self._daemons)) < REPLICAS
+                ):  # one that did not get up, as a service manager would
+                    await self._daemons.launch()
                 await anyio.sleep(0.05)
         return self._fit()
 
