@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +49,6 @@ def explain(
     Example: gpustackd explain qwen-1
     """
     found = settings(config, database_url)
-    gc.disable()  # what is known of a fleet holds no cycles, and the process ends soon
     told = anyio.run(answer, found, found.require_database(), instance)
     if output is Form.JSON:
         print_json(told)
@@ -61,10 +59,11 @@ def explain(
 async def answer(found: Settings, url: str, name: str) -> dict[str, Any]:
     """Everything that is told of an instance, as data. Raises Refused where there is none of that name,
     DatabaseUnavailable or WrongRevision."""
+    from gpustackd.daemon.compose_standing import uncollected
     from gpustackd.store.inventory import Inventory
     from gpustackd.store.snapshot import snapshot
 
-    async with snapshot(url, "gpustackd explain") as (store, connection):
+    async with uncollected(), snapshot(url, "gpustackd explain") as (store, connection):
         inventory = Inventory(connection)
         (row,) = await inventory.rows("instances", name)
         decisions = await inventory.decisions(row["id"])

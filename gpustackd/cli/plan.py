@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,7 +39,6 @@ def plan(
     """
     found = settings(config, database_url)
     texts = [read_file(path) for path in file]
-    gc.disable()  # what is known of a fleet holds no cycles, and the process ends soon
     told = anyio.run(answer, found, found.require_database(), texts)
     if output is Form.JSON:
         print_json({k: v for k, v in told.items() if k != "fleet"})
@@ -55,11 +53,11 @@ def plan(
 async def answer(found: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The plan of documents, each a (text, name) of a file, as data. Raises Refused where `apply` would
     refuse one, DatabaseUnavailable or WrongRevision."""
-    from gpustackd.daemon.compose_standing import planned
+    from gpustackd.daemon.compose_standing import planned, uncollected
     from gpustackd.store.documents import read_documents
 
     files = [read_documents(text, name) for text, name in texts]
-    async with planned(url, found, files) as (made, names):
+    async with uncollected(), planned(url, found, files) as (made, names):
         return answer_of(made, names)
 
 

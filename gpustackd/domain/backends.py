@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -99,6 +100,7 @@ class DeviceKind(NamedTuple):
     """Name of the product, where the chip is not reported."""
 
 
+@lru_cache(maxsize=1024)
 def device_kind(
     type_: str, runtime_version: str | None, arch_family: str | None, name: str | None
 ) -> DeviceKind:

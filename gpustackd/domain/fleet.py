@@ -93,11 +93,11 @@ class Fleet(Occupancy):
             return
         fresh = place is None
         if place is None:
-            empty = np.flatnonzero(self.gpu_id[w] == 0)
-            if not len(empty):
+            first = int(self.gpu_id[w].argmin())  # no GPU has id 0
+            if self.gpu_id[w, first]:
+                first = self.slots
                 self._grow(len(self.alive), 2 * self.slots)
-                empty = np.flatnonzero(self.gpu_id[w] == 0)
-            place = (w, int(empty[0]))
+            place = (w, first)
             self.slot[row.id] = place
         elif row.version != self.gpu_version[place]:
             self._cross(row.worker_id)

@@ -243,6 +243,8 @@ class Occupancy(Columns):
                 self._count_on_worker(b, w, -1)
 
     def _seat_gpu(self, gpu_id: int, worker_id: int, place: Place) -> None:
+        if worker_id not in self.bookings and worker_id not in self._assumed_on:
+            return
         for b, assumed in self._on(worker_id):
             if b.gpu_id == gpu_id:
                 if b.occupies:

@@ -25,6 +25,7 @@ from tests.bench import (
 )
 from tests.bench.daemons import replicas, warm
 from tests.bench.demands import BenchModel, write_models
+from tests.bench.explain import explain
 from tests.bench.figure import Figure
 from tests.bench.growth import growth
 from tests.bench.latency import latency
@@ -48,6 +49,7 @@ NAMES = (
     "replicas",
     "full",
     "memory",
+    "explain",
     "growth",
 )
 """In the order of DESIGN section 9, as far as rows do not share a daemon."""
@@ -129,7 +131,7 @@ class Bench:
     async def figures(self, wanted: Sequence[str]) -> list[Figure]:
         """All rows but that of the decision alone."""
         size, figures = self.size, []
-        large = {"replicas", "memory", *SHARING} & set(wanted)
+        large = {"replicas", "memory", "explain", *SHARING} & set(wanted)
         stages: dict[int, Stage] = {}
         async with AsyncExitStack() as stack:
             if large:
@@ -169,6 +171,8 @@ class Bench:
             )
         if "memory" in wanted:
             figures += await memory(stage, self.folder, size.instances, self.tell)
+        if "explain" in wanted:
+            figures += await explain(stage, self.folder, size.instances, self.tell)
         return figures
 
     async def stage(self, workers: int) -> Stage:

@@ -57,7 +57,7 @@ class Trials:
         self.case = case
         self.count = 0
         """Decisions made."""
-        self._memo: Searches = Memo(64)
+        self._memo: Searches = Memo(512)
         self._built: dict[int, Demand | None] = {}
 
     def find(self, demand: Demand) -> Placed | None:
