@@ -197,3 +197,26 @@ async def test_a_pinned_model_leaves_a_worker_that_is_not_ready_after_the_grace_
         assert (row["worker_name"], row["gpu_indexes"]) == ("w1", [0])
     workers = await site.sql.fetch("SELECT DISTINCT worker_id FROM recorder.bookings")
     assert [r["worker_id"] for r in workers] == [w1]
+
+
+async def test_an_instance_over_several_workers_that_loses_a_part_is_placed_anew_as_a_whole(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    fleet = [W(f"w{n}", 64, "1x24") for n in range(4)]
+    async with scene_of(site, record, tmp_path, *fleet) as scene:
+        model = await site.model(need=30, distributed_inference_across_workers=True)
+        (instance,) = await site.instances(model)
+        row = await scene.running(instance)
+        (part,) = row["distributed_servers"]["subordinate_workers"]
+        lost = part["worker_id"]
+        await site.update("workers", lost, state="NOT_READY")
+        await site.until(
+            "SELECT state = 'RUNNING' AND placement_epoch > $2 FROM model_instances WHERE id = $1",
+            instance,
+            row["placement_epoch"],
+            patience=within(15),
+        )
+        held = await site.sql.fetch("SELECT worker_id FROM instance_claims WHERE vram > 0")
+        assert len({r["worker_id"] for r in held}) == len(held) == 2
+        assert lost not in {r["worker_id"] for r in held}
+        assert scene.daemons.count("instance.evicted") == 1
