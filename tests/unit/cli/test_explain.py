@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpustackd.cli.explain import explanation, show
+from gpustackd.cli.explain import explanation, why_it_won
+from gpustackd.cli.explain_text import show
 from gpustackd.cli.output import console
 
 PLACED = {
@@ -81,3 +82,22 @@ def test_layers_that_stay_in_ram_are_told_with_what_keeps_them_there(
     text = text_of(explanation(PLACED, [decision("PLACED", candidates=candidates)]), capsys)
     assert "22 of 33 layers on GPUs" in text
     assert "0.75 GiB is left" in " ".join(text.split())
+
+
+def test_a_time_that_has_passed_is_not_told_as_the_next_try() -> None:
+    late = explanation(WAITING, [decision("NO_FIT")], now=datetime(2026, 2, 1, tzinfo=UTC))
+    assert late["waiting"]["next_attempt_at"] is None
+    assert late["waiting"]["tried_again"].endswith("at every rescan")
+
+
+def test_the_winner_is_told_with_what_it_is_ahead_by() -> None:
+    candidates = [
+        {"worker": "w1", "score": 95.5, "parts": {"placement": 90.5, "locality": 5}},
+        {"worker": "w3", "score": 92, "parts": {"placement": 92}},
+    ]
+    assert why_it_won(candidates) == "w1 is 3.5 ahead of w3 (locality +5, placement -1.5)"
+    assert why_it_won(candidates[:1]) == "w1 was the only place"
+    even = why_it_won([candidates[0], {**candidates[0], "worker": "w2"}])
+    assert even is not None
+    assert even.startswith("w1 and 1 more have the same score")
+    assert why_it_won([]) is None
