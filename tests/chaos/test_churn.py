@@ -11,7 +11,7 @@ from tests.chaos.churn import Plan, churn
 
 pytestmark = pytest.mark.anyio
 
-SHORT = Plan(models=30, changes=150, kills=2, workers=8, kill_every=3.0)
+SHORT = Plan(models=30, changes=150, kills=2, workers=8, kill_every=2.5, rescan=4)
 LONG = Plan(models=200, changes=1000, kills=25, workers=40, pause=0.2)
 DRAINING = Plan(models=60, changes=300, kills=6, workers=16, drain_window=1.0, seed=3)
 
