@@ -91,6 +91,8 @@ class Search(Rating):
         """Whether a step of the last search ended for its budget."""
         self.standing: Standing | None = None
         """The last ranking, where the next instance may go on from it."""
+        self.news = 0
+        """Workers that changed between the last two decisions."""
         self._pool: tuple[PoolStep, ...] | None = None
 
     def _ladder(self) -> tuple[Step, ...]:
@@ -132,11 +134,13 @@ class Search(Rating):
             "filter.local_path", lambda: path.renew(self.policy), False
         ):
             self._tick, self._cards, self.ladder = -1, None, self._ladder()
+        self.news = 0
         if self._tick == fleet.tick:
             return
         before = self._tick
         self._tick = fleet.tick
         rows = (fleet.touched[: fleet.count] > before).nonzero()[0]
+        self.news = len(rows)
         if not len(rows):
             return
         counts = fleet.model_on_worker.get(self.model_id)

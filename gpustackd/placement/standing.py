@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FEWEST = 6
 """Ties below which the whole fleet is ranked anew, so that the next best are told as ever."""
+BURST = 8
+"""Workers that may have changed between two decisions of one burst."""
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class Standing:
     """Positions of workers with an offer."""
     scores: NDArray[np.float64]
     parts: Mapping[str, Part]
-    ties: list[int]
+    ties: Ints
     """Where in `idx` the best ones are, without those taken since."""
     others: int
     """Instances of other models on each of them."""
@@ -70,7 +72,9 @@ class Standing:
 
     def take(self, turn: int) -> int:
         """Where in `idx` the choice for `turn` is; it is no tie any more."""
-        at = self.ties.pop(turn % len(self.ties))
+        n = turn % len(self.ties)
+        at = int(self.ties[n])
+        self.ties = np.delete(self.ties, n)
         self.last = int(self.idx[at])
         self.taken.add(self.last)
         return at
@@ -83,9 +87,12 @@ def standing(
     parts: Mapping[str, Part],
     ties: Ints,
 ) -> Standing | None:
-    """A ranking to go on from; None where choosing one of its ties may change what others are worth."""
+    """A ranking to go on from; None where choosing one of its ties may change what others are worth, or where
+    so much changed since the last decision on this demand that no burst of it seems to be under way."""
     search = tier.search
     if search.scorer.strategy is not Strategy.SPREAD or len(ties) < FEWEST or search.faults:
+        return None
+    if search.news > BURST:
         return None
     best = idx[ties]
     others = search.fleet.occupants[best]
@@ -93,5 +100,5 @@ def standing(
         return None
     fleet = search.fleet
     return Standing(
-        tier, fleet.tick, len(fleet.alive), search.policy, idx, scores, parts, ties.tolist(), int(others[0])
+        tier, fleet.tick, len(fleet.alive), search.policy, idx, scores, parts, ties, int(others[0])
     )

@@ -145,16 +145,15 @@ class OneWorkerTier(Tier):
         self.search.standing = stands = standing(self, idx, scores, parts, ties)
         if stands is not None:
             return self.next_of(stands, turn)
-        return self._choice(idx, scores, parts, int(ties[turn % len(ties)]), ties.tolist(), turn)
+        return self._choice(idx, scores, parts, int(ties[turn % len(ties)]), ties, turn)
 
     def next_of(self, stands: Standing, turn: int) -> Choice:
         """The choice for `turn` out of a ranking that still stands."""
-        ties = list(stands.ties)
-        at = stands.take(turn)
-        return self._choice(stands.idx, stands.scores, stands.parts, at, ties, turn)
+        ties = stands.ties
+        return self._choice(stands.idx, stands.scores, stands.parts, stands.take(turn), ties, turn)
 
     def _choice(
-        self, idx: Ints, scores: Floats, parts: Mapping[str, Part], at: int, ties: list[int], turn: int
+        self, idx: Ints, scores: Floats, parts: Mapping[str, Part], at: int, ties: Ints, turn: int
     ) -> Choice:
         return Choice(
             (self.seat(int(idx[at]), turn // len(ties)),),
@@ -169,11 +168,11 @@ class OneWorkerTier(Tier):
         return self.search.rank(idx, self.value[idx])
 
     def _best(
-        self, idx: Ints, scores: Floats, parts: Mapping[str, Part], first: int, ties: list[int]
+        self, idx: Ints, scores: Floats, parts: Mapping[str, Part], first: int, ties: Ints
     ) -> tuple[Mapping[str, object], ...]:
         """Records of the choice and of the next best ones."""
         if len(ties) >= BEST:
-            rest = ties[:BEST]
+            rest = ties[:BEST].tolist()
         elif len(idx) <= BEST:
             rest = list(range(len(idx)))
         else:
