@@ -147,10 +147,12 @@ class Weighing(Ranks):
             self._reports.event("info", "model.slow", count=len(left))
 
     def _unknown(self, model_id: int) -> bool:
-        """Whether nobody knows what this model asks; facts that have aged do, where sizes do not matter."""
-        if self._catalogue.demand(model_id) is not None:
-            return False
-        return self.decreasing or self._catalogue.last(model_id) is None
+        """Whether a decision would have to wait for what this model asks, or for workers to say whether they
+        have its path; facts that have aged do, where sizes do not matter."""
+        if self._catalogue.demand(model_id) is None:
+            return self.decreasing or self._catalogue.last(model_id) is None
+        record = self._catalogue.record(model_id)
+        return record is not None and record.spec is not None and not self._paths.current(record.spec)
 
     async def _read(self, model_id: int, left: set[int], done: anyio.Event) -> None:
         try:
