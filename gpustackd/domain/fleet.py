@@ -1,6 +1,7 @@
 """The fleet as columns, kept current by rows from the database and by this process's own decisions.
 
-Worker position `w` and slot `s` are stable while the worker lives; a freed position is used again.
+Worker position `w` and slot `s` are stable while the worker lives; freed positions are used again, where
+there are many.
 Free memory that a decision may use is `capacity - allocated - assumed`: `allocated` is what the
 database says, `assumed` what this process decided but has not seen committed. Every change stamps the
 worker with a new `tick`, so that results kept per demand know which workers to compute again.
@@ -18,6 +19,9 @@ from gpustackd.domain.occupancy import Assumption, Occupancy
 from gpustackd.domain.outcome import Placement
 from gpustackd.domain.rows import Booking, GpuRow, WorkerRow
 
+SPARE = 256
+"""Freed positions beyond which (and beyond the number of workers) they are used again: as long as they are
+not, positions are in the order of ids."""
 FOREIGN_NEWS = 32 * 2**20
 """Bytes: usage samples tremble, and every change has the worker looked at anew."""
 
@@ -69,7 +73,7 @@ class Fleet(Occupancy):
         self.describe(w)
 
     def _new_position(self, worker_id: int) -> int:
-        if self._free_positions:
+        if len(self._free_positions) > max(SPARE, len(self.position)):
             w = self._free_positions.pop()
         else:
             w = self.count
