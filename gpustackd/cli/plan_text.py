@@ -13,6 +13,8 @@ from gpustackd.cli.picture import legend, picture
 
 Row = Mapping[str, Any]
 
+NAMED = 8
+"""Instances named where many lack the same."""
 DRAWN = 40
 """Workers in the picture."""
 
@@ -26,9 +28,9 @@ def show(out: Console, answer: Row) -> None:
         ]
         print_table(out, ["INSTANCE", "MODEL", "WOULD GO TO", "VRAM"], rows, right=["VRAM"])
         out.print()
-    for u in answer["unplaced"]:
-        out.print(f"{u['instance']} has no place:", markup=False)
-        for line in (u["message"] or "").strip().splitlines():
+    for message, several in _by_message(answer["unplaced"]).items():
+        out.print(f"{_listed(several)} no place:", markup=False)
+        for line in message.splitlines():
             out.print(f"  {line}", markup=False)
         out.print()
     models = [
@@ -48,6 +50,22 @@ def show(out: Console, answer: Row) -> None:
     for warning in answer["warnings"]:
         out.print(f"note: {first_line(warning, 300)}", markup=False)
     out.print(f"\n{'' if answer['fits'] else 'not '}everything fits; nothing was written", style="bold")
+
+
+def _by_message(unplaced: Sequence[Row]) -> dict[str, list[str]]:
+    """Instances by what is said of them: replicas of one model mostly lack the same."""
+    found: dict[str, list[str]] = {}
+    for u in unplaced:
+        found.setdefault((u["message"] or "").strip(), []).append(u["instance"])
+    return found
+
+
+def _listed(instances: Sequence[str]) -> str:
+    if len(instances) == 1:
+        return f"{instances[0]} has"
+    if len(instances) <= NAMED:
+        return f"{', '.join(instances)} have"
+    return f"{', '.join(instances[: NAMED - 1])} … {instances[-1]} ({len(instances)} instances) have"
 
 
 def _show_others(out: Console, others: Sequence[Row]) -> None:

@@ -21,6 +21,7 @@ from gpustackd.domain.outcome import NoFit, Outcome
 from gpustackd.errors import BadRow
 from gpustackd.ports import Waiting
 from gpustackd.replicas.names import free_names
+from gpustackd.replicas.number import MOST
 from gpustackd.replicas.schedule import Schedule, schedule, wanted
 from gpustackd.store.memory import MemoryStore
 from gpustackd.store.overlay import Overlaid, Overlay
@@ -70,10 +71,12 @@ class Of:
     added: int
     """Of these new."""
     peak: Peak | None = None
+    impossible: bool = False
+    """Its number is one that no daemon brings about."""
 
     @property
     def fits(self) -> bool:
-        return self.placed == self.instances
+        return self.placed == self.instances and not self.impossible
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ class Planner:
         self._overlay = overlay
         self._standing = standing
         self._warnings: list[str] = []
+        self._impossible: set[int] = set()
+        """Models whose number no daemon brings about."""
 
     async def plan(
         self,
@@ -156,6 +161,13 @@ class Planner:
                     f"model {row.name} says no replicas and has no instances: nothing is planned for it"
                 )
             return
+        if number > MOST:
+            self._warnings.append(
+                f"model {row.name} asks for {number} replicas, more than the {MOST} that one model can have:"
+                " daemons leave it as it is"
+            )
+            self._impossible.add(model_id)
+            return
         if number < len(there):
             self._warnings.append(
                 f"model {row.name} has {len(there)} instances and asks for {number}: the daemon takes"
@@ -167,7 +179,7 @@ class Planner:
         row = self._store.models_by_id[model_id]
         taken = {i.name for i in self._store.model_instances.values()}
         names = free_names(row.name, max(number, 0), taken)
-        return [self._overlay.insert(name=name, model_id=model_id) for name in names]
+        return self._overlay.insert_named(names, model_id=model_id)
 
     async def _queue(self, done: Overlaid) -> list[Waiting]:
         """Who waits and would be tried: everything of these models, what nobody has looked at yet, and where
@@ -207,7 +219,8 @@ class Planner:
         added = sum(i.id not in there for i in mine)
         new = model_id in self._overlay.done.new_models
         peak = self._peak(model_id, planned, len(mine), len(have))
-        return Of(model_id, row.name, new, len(mine), len(have), added, peak)
+        impossible = model_id in self._impossible
+        return Of(model_id, row.name, new, len(mine), len(have), added, peak, impossible)
 
     def _peak(self, model_id: int, planned: Schedule, instances: int, placed: int) -> Peak | None:
         """The largest number that a schedule asks for, tried after everything else, and then given back."""

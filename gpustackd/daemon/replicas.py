@@ -23,7 +23,7 @@ from gpustackd.errors import BadRow, Contended, DatabaseUnavailable
 from gpustackd.ports import ReplicasSeen, ReplicaStore, Sync, Wake
 from gpustackd.replicas.chain import Weights
 from gpustackd.replicas.names import free_names
-from gpustackd.replicas.number import Asked, Steps, steps
+from gpustackd.replicas.number import MOST, Asked, Steps, steps
 from gpustackd.replicas.placement import Places
 from gpustackd.replicas.ranking import ranked
 from gpustackd.replicas.replica import Replica
@@ -35,8 +35,6 @@ AT_ONCE = 8
 _TRIES = 4
 _MOST_AT_ONCE = 2000
 """Instances added in one transaction; a larger number takes several."""
-_MOST = 100_000
-"""Instances of one model, as many as the queue holds in all. A number beyond is a slip of the hand."""
 _SPARE = 8
 _LONGEST_WAIT = 86_400.0
 _HAIR = 0.002
@@ -209,8 +207,8 @@ class Replicas:
             self._bad(seen, "scaling_schedule: is not for models with roles; it is passed over")
         elif planned.says:
             return wanted(planned, seen.now, self._zone(seen))
-        if seen.replicas is not None and seen.replicas > _MOST:
-            self._bad(seen, f"replicas: {seen.replicas} are more than the {_MOST} that one model can have")
+        if seen.replicas is not None and seen.replicas > MOST:
+            self._bad(seen, f"replicas: {seen.replicas} are more than the {MOST} that one model can have")
             return None
         return None if seen.replicas is None else Number(seen.replicas, None)
 

@@ -14,6 +14,9 @@ from types import MappingProxyType
 from gpustackd.domain.lifecycle import WorkerState
 from gpustackd.replicas.replica import Replica
 
+MOST = 100_000
+"""Instances of one model, as many as the queue holds in all. A number beyond is a slip of the hand."""
+
 Rank = Callable[[Sequence[Replica]], Sequence[Replica]]
 """Orders replicas of one role, the one to delete first in front."""
 

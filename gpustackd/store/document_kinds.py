@@ -9,6 +9,7 @@ from typing import Any
 from gpustackd.domain.lifecycle import State, WorkerState
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.errors import BadRow
+from gpustackd.replicas.number import MOST
 from gpustackd.replicas.schedule import schedule
 from gpustackd.store import fields as f
 from gpustackd.store.fields import Check
@@ -66,6 +67,10 @@ PLACEMENT: Mapping[str, Check] = {
     "distributed_servers": f.mapping,
 }
 """Fields of a ModelInstance that place it; with them it is adopted (see `adoption`)."""
+
+
+def _replicas(value: Any) -> int:
+    return f.whole(value, 0, MOST)
 
 
 def _schedule(value: Any) -> Any:
@@ -151,7 +156,7 @@ KINDS: Mapping[str, Kind] = {
                 "model_scope_file_path": f.text,
                 "local_path": f.text,
                 "revision": f.text,
-                "replicas": f.count,
+                "replicas": _replicas,
                 "categories": f.texts,
                 "meta": f.mapping,
                 "backend": f.text,

@@ -27,8 +27,10 @@ class MemoryReplicas:
 
     def _uneven(self, model: Model) -> bool:
         number, planned = model.columns.get("replicas"), model.columns.get("scaling_schedule")
-        if isinstance(planned, dict) and planned.get("enabled") is True:
-            return True
+        if planned is not None:
+            enabled = planned.get("enabled", False) if isinstance(planned, dict) else "none"
+            if enabled is True or not isinstance(enabled, bool | None):
+                return True
         there = self._there(model.id)
         leaving = sum(r.draining_since is not None for r in there)
         odd = leaving > 0 or any(r.role is not None for r in there)

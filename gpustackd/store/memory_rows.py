@@ -96,6 +96,21 @@ class Rows:
             self._stamp(row)
         return id_
 
+    def insert_named(self, names: Sequence[str], **columns: Any) -> list[int]:
+        """Insert instances that differ in name only, in this order, looking once at the names taken;
+        their ids. Raises Refused as `insert` does."""
+        taken = {i.name for i in self.model_instances.values()}
+        ids: list[int] = []
+        for name in names:
+            if name in taken:
+                raise Refused(f"the name {name} is taken in model_instances")
+            taken.add(name)
+            row = self._new_instance(self._next_id(self.model_instances), {"name": name, **columns})
+            check_instance(row)
+            self.model_instances[row.id] = row
+            ids.append(row.id)
+        return ids
+
     def begin_ids_after(self, taken: Iterable[int]) -> None:
         """Give rows that are inserted from now on ids above all of these, as a sequence would."""
         self._last_id = max([self._last_id, *taken])

@@ -163,6 +163,10 @@ class Overlay:
         """A new instance, as old as everything else of this file; its id."""
         return self.store.insert("model_instances", created_at=self._now, **columns)
 
+    def insert_named(self, names: Sequence[str], **columns: Any) -> list[int]:
+        """The same for many that differ in name only."""
+        return self.store.insert_named(names, created_at=self._now, **columns)
+
     async def _adopt(self, d: Document, values: Mapping[str, Any], row: Instance | None) -> None:
         """An instance that says where it runs is booked there, or refused as a commit would refuse it."""
         placement = await adoption.placement_of(_InCopy(self.store), d)

@@ -19,7 +19,9 @@ SELECT m.id
  WHERE {models}
    AND (m.replicas IS NOT NULL
         AND (coalesce(i.n - i.leaving, 0) <> m.replicas OR i.leaving > 0 OR i.members > 0)
-        OR m.scaling_schedule @> '{{"enabled": true}}')
+        OR m.scaling_schedule @> '{{"enabled": true}}'
+        OR jsonb_typeof(m.scaling_schedule) NOT IN ('object', 'null')
+        OR jsonb_typeof(m.scaling_schedule -> 'enabled') NOT IN ('boolean', 'null'))
  ORDER BY m.id"""
 # Two statements: one for both would be planned once, and read everything for a few.
 _ALL = _UNEVEN.format(instances="true", models="true")

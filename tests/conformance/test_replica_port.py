@@ -38,11 +38,14 @@ async def test_which_models_are_uneven(scene: Scene, kept: ReplicaStore) -> None
     free = await scene.insert("models", name="free")
     planned = await scene.insert("models", name="planned", scaling_schedule={"enabled": True})
     await scene.insert("models", name="off", scaling_schedule={"enabled": False})
+    bad = [
+        await scene.insert("models", name=f"bad {b}", scaling_schedule=b) for b in ([], {"enabled": "yes"})
+    ]
     strays = await scene.insert("models", name="strays", replicas=1)
     for name, model in (("a", short), ("b", even), ("c", free)):
         await scene.insert("model_instances", name=name, model_id=model)
     await scene.insert("model_instances", name="d", model_id=strays, role="prefill", group_id="g")
-    assert list(await kept.uneven(None)) == [short, planned, strays]
+    assert list(await kept.uneven(None)) == [short, planned, *bad, strays]
     assert list(await kept.uneven([strays, even, short, 999])) == [short, strays]
     assert list(await kept.uneven([])) == []
     assert await kept.replicas(999) is None

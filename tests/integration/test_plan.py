@@ -129,6 +129,36 @@ async def test_replicas_beyond_those_that_are_there_take_the_lowest_free_ordinal
     assert told["models"][0]["added"] == 2
 
 
+async def test_a_number_that_no_daemon_brings_about_does_not_fit_and_takes_no_time(
+    database: str, small: Path
+) -> None:
+    """Written by SQL, since `apply` refuses it; every daemon leaves it as it is."""
+    _, _, said = await plan(database, [model("m", small, replicas=10**12)])
+    assert "replicas: must be from 0 to 100000" in said
+    await applied(database, [worker("w1"), model("m", small)])
+    sql = await asyncpg.connect(database)
+    try:
+        await sql.execute("UPDATE models SET replicas = 1000000000000")
+    finally:
+        await sql.close()
+    code, told, _ = await plan(database, [{"kind": "Model", "name": "m", "priority": 1}])
+    assert code == 1
+    assert told["placements"] == told["unplaced"] == []
+    assert any("1000000000000 replicas, more than the 100000" in w for w in told["warnings"])
+
+
+async def test_replicas_by_the_thousand_that_lack_the_same_are_told_together(
+    database: str, small: Path
+) -> None:
+    await applied(database, [worker("w1")])
+    documents = [model("m", small, replicas=3000)]
+    code, text, _ = await gpustackd(database, "plan", "-f", "-", said=json.dumps(documents).encode())
+    assert code == 1
+    assert "m-3, m-4, m-5, m-6, m-7, m-8, m-9 … m-3000 (2998 instances) have no place:" in text
+    assert "2 of 3000" in text
+    assert text.count("too little free GPU memory") == 1
+
+
 async def test_documents_of_instances_are_tried_and_those_with_a_place_are_booked(
     database: str, small: Path
 ) -> None:
