@@ -103,9 +103,7 @@ class Intake:
         if news.created and (news.cures or news.deleted):
             await self._view.refresh()  # what is told together is decided on together
         if news.created:  # before a scan, which would count them as found by it alone
-            rows = await self._store.waiting(sorted(news.created))
-            await self._weighing.weigh({r.model_id for r in rows})
-            self.put(rows, Origin.NOTIFY)
+            await self._enter(await self._store.waiting(sorted(news.created)))
         if news.full:
             await self._scan()
             return
@@ -117,6 +115,17 @@ class Intake:
             await self._cure(news.cures, None)
         if news.models:
             await self._cure(Cure.MODEL, news.models)
+
+    async def _enter(self, rows: Sequence[Waiting]) -> None:
+        """Queue new rows; those of several models that nobody read yet a little later, together."""
+        unread = await self._weighing.unread({r.model_id for r in rows})
+        self.put([r for r in rows if r.model_id not in unread], Origin.NOTIFY)
+        if unread:
+            self._tasks.start_soon(self._enter_read, [r for r in rows if r.model_id in unread])
+
+    async def _enter_read(self, rows: Sequence[Waiting]) -> None:
+        await self._weighing.read({r.model_id for r in rows})
+        self.put(rows, Origin.NOTIFY)
 
     def put(self, rows: Sequence[Waiting], origin: Origin) -> None:
         """Queue rows that wait."""
@@ -146,7 +155,9 @@ class Intake:
         self._catalogue.forget()
         changed = await self._view.reconcile()
         rows = await self._store.waiting(None)
-        await self._weighing.weigh({r.model_id for r in rows})
+        models = {r.model_id for r in rows}
+        if await self._weighing.unread(models) >= models:  # else somebody who is known would wait
+            await self._weighing.read(models)
         self.put(rows, origin)
         gone = self._queue.rescan_finished()
         for known in [i for i in self._desk.rows if self._queue.lane_of(i) is None]:

@@ -1,9 +1,9 @@
 """Orders of the queue: by priority and age, or the largest first within a priority (`decreasing`).
 
 For the second one an instance's size must be known when it enters the queue, so what is inserted together is
-gathered for a moment. In either, models of a burst that nobody read yet are read before it enters the queue,
-for a little while, so that their instances are decided in the queue's order and not in that of the reading:
-those that take longer come last, since nobody waits for a model whose files are slow.
+gathered for a moment. In either, several models of a burst that nobody read yet are read before they enter
+the queue, for a little while, so that their instances are decided in the queue's order and not in that of the
+reading. Those that take longer come last, and what is known does not wait for them.
 """
 
 from __future__ import annotations
@@ -127,23 +127,29 @@ class Weighing(Ranks):
             if not news.add(more):
                 return
 
-    async def weigh(self, model_ids: Collection[int]) -> None:
-        """Read the rows of these models, and what they are made of where sizes matter or their instances
-        could be decided out of order, for a little while; reading goes on behind."""
+    async def unread(self, model_ids: Collection[int]) -> set[int]:
+        """Of these models those whose instances may wait for a moment: several that nobody read yet. One that
+        is known waits for nobody, but where sizes decide who comes first."""
         await self._catalogue.load(model_ids)
-        unknown = [m for m in model_ids if self._unknown(m)][:AT_ONCE]
-        if not unknown or (not self.decreasing and len(model_ids) < 2):
+        unknown = {m for m in model_ids if self._unknown(m)}
+        if self.decreasing:
+            return set(model_ids) if unknown else unknown
+        if len(unknown) < 2 or self._clock() < self._patient_again:
+            return set()
+        return unknown
+
+    async def read(self, model_ids: Collection[int]) -> None:
+        """Read what these models are made of, for a little while; reading goes on behind."""
+        left = {m for m in sorted(model_ids)[:AT_ONCE] if self._unknown(m)}
+        if not left:
             return
-        left = set(unknown)
-        if self.decreasing or self._clock() >= self._patient_again:
-            done = anyio.Event()
-            for model_id in unknown:
-                self._tasks.start_soon(self._read, model_id, left, done)
-            with anyio.move_on_after(PATIENCE):
-                await done.wait()
-            if left:
-                self._patient_again = self._clock() + IMPATIENT
+        done = anyio.Event()
+        for model_id in sorted(left):
+            self._tasks.start_soon(self._read, model_id, left, done)
+        with anyio.move_on_after(PATIENCE):
+            await done.wait()
         if left:
+            self._patient_again = self._clock() + IMPATIENT
             self._reports.event("info", "model.slow", count=len(left))
 
     def _unknown(self, model_id: int) -> bool:

@@ -25,8 +25,10 @@ from gpustackd.placement.shortfall import shortfall
 LIMIT = 3500
 """Bytes of a message, so that the row and the log stay readable at any fleet size."""
 
-ROOM = tuple(f"gpu_selector.{c}" for c in ("in_use", "overcommit", "heterogeneous", "ram", "too_few"))
-"""Refusals of hand-picked GPUs where it matters how much the model needs."""
+ROOM = {f"gpu_selector.{c}" for c in ("in_use", "overcommit", "heterogeneous", "ram", "too_few")}
+"""Refusals of hand-picked GPUs where it matters how much the model needs, …"""
+OUT = "gpu_selector.worker_out"
+"""… but not where a worker that takes nothing is in the way (FR-19): nobody is to buy memory for it."""
 
 
 def refuse(search: Search) -> NoFit:
@@ -43,7 +45,8 @@ def refuse(search: Search) -> NoFit:
     for step in search.ladder:
         if isinstance(step, HandPicked):  # workers that were never meant are no news
             reasons = step.reasons()
-            if any(r.code in ROOM for r in reasons):
+            codes = {r.code for r in reasons}
+            if codes & ROOM and OUT not in codes:
                 reasons.insert(0, needs(search.demand, search.rules))
             reasons.extend([others] if others is not None else [])
             return answer(reasons, cures | Cure.CAPACITY | Cure.WORKER | Cure.MODEL, search.pool)

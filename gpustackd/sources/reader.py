@@ -68,7 +68,8 @@ class Reader:
         self._kept = KeptFacts(clock)
         self._failed: dict[object, tuple[float, ModelUnreadable]] = {}
         self._flights: SingleFlight[ModelFacts] = SingleFlight()
-        self._places = anyio.Semaphore(self._options.reads_at_once)
+        # by source: a path on this host is read at once, however many reads a hub keeps waiting
+        self._places = {s: anyio.Semaphore(self._options.reads_at_once) for s in Source}
 
     async def __aenter__(self) -> Reader:
         return self
@@ -119,7 +120,7 @@ class Reader:
         return self._kept.settled(key, facts, self._known_size(spec.source_index))
 
     async def _in_place(self, spec: ModelSpec, key: object) -> ModelFacts:
-        async with self._places:
+        async with self._places[spec.source or Source.LOCAL_PATH]:
             return await self._read(spec, key)
 
     async def _read(self, spec: ModelSpec, key: object) -> ModelFacts:

@@ -47,9 +47,9 @@ class Daemon:
                 for line in whole:
                     self._note(line)
                 self._tell()
-        if rest:
+        code = await self.process.wait()
+        if rest and code != -signal.SIGKILL:  # who is killed may be cut short in the middle of a line
             self._note(rest)
-        await self.process.wait()
         self.ended.set()
         self._tell()
 

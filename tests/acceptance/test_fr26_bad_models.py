@@ -86,7 +86,7 @@ async def test_ten_bad_models_end_with_reasons_and_ten_good_ones_are_placed_at_o
             assert "not valid JSON" in rows["json"]["state_message"]
             assert "num_hidden_layers" in rows["layers"]["state_message"]
             assert str(2**40) in rows["header"]["state_message"]
-            assert "no config.json" in rows["fifo"]["state_message"]
+            assert "is a FIFO" in rows["fifo"]["state_message"]
             # the missing one is tried again by itself, later and later, and found when it is there
             again = next(i for i, kind in bad.items() if kind == "missing")
             await site.until("SELECT attempts >= 2 FROM model_instances WHERE id = $1", again)

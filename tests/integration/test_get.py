@@ -144,7 +144,7 @@ def test_explain_tells_who_booked_it_and_who_waits(stocked: Command) -> None:
     answer = json.loads(stocked("explain", "i1", "-o", "json").out)
     assert answer["placement"]["place"] == "w1 cuda:0"
     assert answer["placement"]["decided_by"] == "apply"
-    assert "nobody has looked at it yet" in stocked("explain", "i2").out
+    assert "model m could not be read" in stocked("explain", "i2").out
     assert stocked("explain", "i3").code == 1
 
 
