@@ -117,6 +117,7 @@ def explanation(
             "pool": (made["pool"] if made else None) or [],
             "candidates": candidates,
             "won": why_it_won(candidates),
+            **{k: row.get(k) for k in ("restart_count", "failures", "restart_on_error", "draining_since")},
         }
     else:
         answer["waiting"] = _waiting(row, latest, known, now or datetime.now(UTC))

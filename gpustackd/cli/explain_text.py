@@ -9,6 +9,7 @@ from rich.console import Console
 
 from gpustackd.cli.get import as_list
 from gpustackd.cli.output import gib, moment, print_table, state
+from gpustackd.domain.lifecycle import State
 
 Row = Mapping[str, Any]
 
@@ -19,6 +20,7 @@ def show(out: Console, answer: Row) -> None:
     out.print(state(answer["state"]), end="")
     if answer["placement"]:
         out.print(f" on {answer['placement']['place']}", markup=False)
+        _show_state(out, answer)
         _show_placement(out, answer["placement"])
     else:
         out.print()
@@ -29,6 +31,27 @@ def show(out: Console, answer: Row) -> None:
             (moment(h["created_at"]), h["outcome"], h["attempt"], h["replica"]) for h in answer["history"][1:]
         ]
         print_table(out, ["WHEN", "OUTCOME", "ATTEMPT", "BY"], rows, right=["ATTEMPT"])
+
+
+def _show_state(out: Console, answer: Row) -> None:
+    """What was reported of an instance that has a place, and what comes of it."""
+    placement = answer["placement"]
+    for line in (answer.get("state_message") or "").strip().splitlines():
+        out.print(f"  {line}", markup=False)
+    failures, restarts = placement.get("failures") or 0, placement.get("restart_count") or 0
+    if failures or restarts:
+        out.print(f"  failed here {_times(failures)}, restarted {_times(restarts)} since it last ran stably")
+    if answer["state"] == State.ERROR:
+        if placement.get("restart_on_error") is False:
+            out.print("  it is not restarted: restart_on_error of its model is false")
+        else:
+            out.print("  it is restarted here, or placed elsewhere, when its time has come")
+    if placement.get("draining_since"):
+        out.print(f"  drains since {moment(placement['draining_since'])}: surplus, it is deleted when due")
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _show_placement(out: Console, placement: Row) -> None:

@@ -80,7 +80,8 @@ SELECT i.id, i.name, m.name AS model, i.model_id, i.state, i.state_message, i.wo
        coalesce(k.vram, 0) AS vram, coalesce(k.ram, 0) AS ram,
        coalesce(i.distributed_servers -> 'subordinate_workers', '[]') AS subordinates,
        coalesce(i.priority, m.priority) AS priority, i.role, i.group_id, i.placement_epoch, i.attempts,
-       i.next_attempt_at, coalesce(i.reasons, '[]') AS reasons, i.created_at, i.scheduled_at
+       i.next_attempt_at, coalesce(i.reasons, '[]') AS reasons, i.created_at, i.scheduled_at,
+       i.restart_count, i.failures, i.draining_since, m.restart_on_error
   FROM model_instances i JOIN models m ON m.id = i.model_id
   LEFT JOIN (SELECT instance_id, least(sum(vram), 9223372036854775807)::bigint AS vram,
                     least(sum(ram), 9223372036854775807)::bigint AS ram

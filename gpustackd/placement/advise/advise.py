@@ -14,6 +14,7 @@ from gpustackd.placement.advise.change import Change, EditModel, Holder, Kind, T
 from gpustackd.placement.advise.edits import Editor
 from gpustackd.placement.advise.nearest import Miss, nearest, ranked
 from gpustackd.placement.advise.shares import shares
+from gpustackd.placement.advise.too_small import too_small
 from gpustackd.placement.advise.trial import Case, Trials, Within
 from gpustackd.placement.search import Search
 
@@ -88,7 +89,7 @@ def advise(case: Case, holders: Mapping[int, Holder], priority: int = 0) -> Advi
     misses: list[Miss] = []
     if search is not None:
         order = ranked(search)
-        misses = nearest(trials, list(order))
+        misses = nearest(trials, list(order)) or too_small(search)
     for family in _families(editor, search):
         found.take(_worth(trials, family), 1)
     if search is not None:

@@ -173,9 +173,13 @@ def more_gpus(trials: Trials, search: Search, order: Sequence[int]) -> Iterator[
 
 
 def known_kinds(fleet: Fleet) -> list[GpuRow]:
-    """One GPU of each kind in the fleet whose size is known, the largest first."""
+    """One GPU of each kind in the fleet whose size is known, the largest first. Not those that share their
+    memory with a host: they are no cards, and go into no other worker."""
     kinds: dict[tuple[str, str | None, int | None], GpuRow] = {}
+    built_in = set(fleet.worker_id[fleet.unified].tolist())
     for row in fleet.gpu_rows.values():
+        if row.worker_id in built_in:
+            continue
         kinds.setdefault((row.type, row.name, row.vram_total), row)
     known = [r for r in kinds.values() if r.vram_total]
     return sorted(known, key=lambda r: (-(r.vram_total or 0), r.type, r.name or ""))[:12]

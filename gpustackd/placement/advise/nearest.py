@@ -42,6 +42,8 @@ class Miss:
     """What would be booked on these cards, or of RAM where only that is short."""
     free: int = 0
     """What is free there now."""
+    even_empty: bool = False
+    """It would lack this even if nothing were booked there: `free` is what its cards offer then."""
 
     @property
     def short(self) -> int:
@@ -54,12 +56,14 @@ class Miss:
             parts.append(f"{gib(self.vram_short)} of GPU memory on {some(self.gpus, 8)}")
         if self.ram_short:
             parts.append(f"{gib(self.ram_short)} of RAM")
-        return f"{self.worker} is short of {' and '.join(parts)} ({self.short} bytes)"
+        ever = ", even if all of it were free" if self.even_empty else ""
+        return f"{self.worker} is short of {' and '.join(parts)} ({self.short} bytes){ever}"
 
     def as_json(self) -> dict[str, Any]:
         return {"worker": self.worker, "gpus": list(self.gpus), "short_bytes": self.short,
                 "vram_short_bytes": self.vram_short, "ram_short_bytes": self.ram_short,
-                "need_bytes": self.need, "free_bytes": self.free}  # fmt: skip
+                "need_bytes": self.need, "free_bytes": self.free,
+                "even_empty": self.even_empty}  # fmt: skip
 
 
 def ranked(search: Search) -> dict[int, int]:

@@ -53,6 +53,24 @@ def test_a_placed_instance_shows_its_place_and_what_it_was_chosen_over(
     assert "labels  2 of 3" in text
 
 
+def test_an_instance_that_failed_shows_what_was_reported_and_what_comes_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failed = {
+        **PLACED, "state": "ERROR", "state_message": "CUDA out of memory", "failures": 2, "restart_count": 1,
+        "restart_on_error": True, "draining_since": None,
+    }  # fmt: skip
+    text = text_of(explanation(failed, []), capsys)
+    assert "i1, an instance of m, is ERROR on w1" in text
+    assert "\n  CUDA out of memory\n" in text
+    assert "failed here 2 times, restarted once" in text
+    assert "it is restarted here, or placed elsewhere" in text
+    text = text_of(explanation({**failed, "restart_on_error": False}, []), capsys)
+    assert "it is not restarted: restart_on_error of its model is false" in text
+    drains = {**PLACED, "draining_since": "2026-01-01T00:00:09+00:00"}
+    assert "drains since 2026-01-01 00:00:09 UTC" in text_of(explanation(drains, []), capsys)
+
+
 def test_a_waiting_instance_shows_reasons_pool_and_when_it_is_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -162,9 +162,28 @@ def test_who_comes_first_takes_the_place_in_the_trial_too() -> None:
 
 
 def test_a_model_that_fits_no_kind_of_worker_gets_no_suggestion() -> None:
-    found = advice(fleet("1x2xL4-24"), demand(400))
+    found = advice(fleet("1x2xL4-24 + 1x2xA6000-48"), demand(400))
     assert found.suggestions == ()
-    assert found.misses == ()
+
+
+def test_where_cards_are_too_small_even_if_empty_the_nearest_miss_says_by_how_much() -> None:
+    on = fleet("1x1xL4-24 + 1x2xA6000-48 + 1x1xH100-80")
+    occupy(on, "w2", [0], 40)
+    miss = advice(on, demand(400, model(categories=LLM))).misses[0]
+    # two cards of 48 GiB at 0.9, whatever is booked on them now
+    assert (miss.worker, miss.gpus, miss.even_empty) == ("w2", ("w2:cuda:0", "w2:cuda:1"), True)
+    assert (miss.need, miss.free) == (400 * GIB, 2 * int(0.9 * 48 * GIB))
+    assert miss.short == miss.need - miss.free
+    assert miss.text.endswith("even if all of it were free")
+
+
+def test_a_card_that_shares_its_memory_with_its_host_is_never_put_into_another_worker() -> None:
+    on = fleet("1x1xL4-24 + 1x1xGB10-120[uma]")
+    occupy(on, "w2", [0], 20)
+    wanted = demand(100, model(categories=LLM))
+    assert kinds(advice(on, wanted)) == ["add_worker"]
+    elsewhere = fleet("1x1xL4-24 + 1x1xH100-120[state=NOT_READY]")
+    assert "add_gpu" in kinds(advice(elsewhere, wanted))  # a card is one
 
 
 def test_one_more_gpu_is_named_by_its_kind_and_its_worker() -> None:

@@ -1,0 +1,74 @@
+"""The nearest miss where no worker would hold the instance even if all of it were free: the one whose cards
+come closest, and how many bytes they are too small by. By arithmetic alone, since no decision tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gpustackd.domain.fleet import Ints
+from gpustackd.placement.advise.nearest import Miss
+from gpustackd.placement.engine_steps import EngineStep
+from gpustackd.placement.fit.cards import Cards, cards
+from gpustackd.placement.fit.rules import Rules, Taking
+from gpustackd.placement.search import Search
+
+TOLD = 3
+
+
+def too_small(search: Search) -> list[Miss]:
+    """What single workers lack, least first; none where an engine searches in its own way."""
+    rows = np.flatnonzero(search.bits == 0)
+    if not len(rows) or any(isinstance(s, EngineStep) for s in search.ladder):
+        return []
+    found = cards(search.fleet, rows, search.rules)
+    capacity = np.maximum(search.fleet.vram_capacity[rows], 0)
+    best: dict[int, tuple[int, Ints, int, int]] = {}
+    for code, n in _numbers(search, found):
+        for r, short, chosen, need, offered in _lacking(found, search.rules, code, capacity, n):
+            if short > 0 and (r not in best or short < best[r][0]):
+                best[r] = short, chosen, need, offered
+    order = sorted(best, key=lambda r: (best[r][0], int(search.fleet.worker_id[rows[r]])))
+    return [_miss(search, int(rows[r]), *best[r]) for r in order[:TOLD]]
+
+
+def _numbers(search: Search, found: Cards) -> Iterator[tuple[int, int]]:
+    """Types of cards, and how many of a type an instance may lie on within one worker."""
+    rules = search.rules
+    steps = {t.step for t in search.ladder}
+    first = 1 if "one_gpu" in steps else 2
+    most = found.free.shape[1] if "one_worker" in steps else 1
+    for code in np.unique(found.type[found.usable]).tolist():
+        for n in range(first, most + 1):
+            if rules.gpu_count in (0, n) and (rules.fixed_world or rules.divisors.allows(n)):
+                yield code, n
+
+
+def _lacking(
+    found: Cards, rules: Rules, code: int, capacity: Ints, n: int
+) -> Iterator[tuple[int, int, Ints, int, int]]:
+    """Of each worker with n such cards: its row, the bytes that they are too small by if they were empty, the
+    cards, the bytes needed of them and what they offer."""
+    mine = found.usable & (found.type == code)
+    share = np.minimum((found.total * found.share).astype(np.int64), capacity)
+    offered = share if rules.taking is Taking.SHARE else capacity
+    offered = np.where(mine, offered, -1)
+    order = np.argsort(-offered, axis=1, kind="stable")[:, :n]
+    for r in np.flatnonzero(mine.sum(axis=1) >= n).tolist():
+        sizes = offered[r, order[r]]
+        if rules.taking is Taking.SHARE:
+            need, short = rules.vram, rules.vram - int(sizes.sum())
+        else:
+            part = rules.vram if rules.taking is Taking.EACH else -(-rules.vram // n)
+            need, short = part * n, int(np.maximum(part - sizes, 0).sum())
+        yield r, short, order[r], need, int(sizes.sum())
+
+
+def _miss(search: Search, w: int, short: int, chosen: Any, need: int, offered: int) -> Miss:
+    fleet = search.fleet
+    row = fleet.row(w)
+    gpus = [fleet.gpu_rows[int(fleet.gpu_id[w, s])] for s in sorted(chosen.tolist())]
+    names = tuple(f"{row.name}:{g.type}:{g.index}" for g in gpus)
+    return Miss(row.name, row.id, names, short, 0, need, offered, even_empty=True)
