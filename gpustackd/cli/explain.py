@@ -77,7 +77,7 @@ async def _explained(
     found: Settings, store: PostgresStore, connection: Connection, row: Row
 ) -> Explained | None:
     """The decision made anew, as a daemon with these settings would make it."""
-    from gpustackd.daemon.compose_standing import standing_on
+    from gpustackd.daemon.compose_standing import held_by_others, standing_on
     from gpustackd.daemon.explaining import explained
     from gpustackd.placement.advise.change import Holder
     from gpustackd.ports import Waiting
@@ -93,7 +93,7 @@ async def _explained(
         h["id"]: Holder(h["id"], h["name"], h["model"], h["model_id"], h["priority"])
         for h in await Inventory(connection).holders()
     }
-    async with standing_on(store, found) as standing:
+    async with standing_on(store, found, await held_by_others(store, found)) as standing:
         return await explained(standing, mine, queue, holders)
 
 

@@ -26,10 +26,10 @@ from gpustackd.store.whole_copy import whole
 
 @asynccontextmanager
 async def standing_on(
-    store: Store, settings: Settings, *, measured_by: Store | None = None
+    store: Store, settings: Settings, foreign: Mapping[int, int] | None = None
 ) -> AsyncIterator[Standing]:
-    """What a daemon with these settings would know of a store. `measured_by`: the store that knows what
-    others hold on cards, where that is another one. Raises DatabaseUnavailable."""
+    """What a daemon with these settings would know of a store; `foreign` is what `held_by_others` said.
+    Raises DatabaseUnavailable."""
     async with AsyncExitStack() as stack:
         around = Surroundings()
         models = await stack.enter_async_context(
@@ -41,12 +41,16 @@ async def standing_on(
         )
         files = WorkerFiles(worker_token(settings), total=PROBE_TOTAL, connect=PROBE_CONNECT)
         stack.push_async_callback(files.aclose)
-        fresh = usage_fresh(settings)
-        foreign = None if fresh is None else await (measured_by or store).foreign_memory(fresh)
         paths = PathProbe(files, around, monotonic)
         yield await Standing.of(
             store, models, policy(settings), around, paths, order=Order(settings.queue_order), foreign=foreign
         )
+
+
+async def held_by_others(store: Store, settings: Settings) -> Mapping[int, int] | None:
+    """Bytes that others hold, by GPU id; None where the settings pass over that."""
+    fresh = usage_fresh(settings)
+    return None if fresh is None else await store.foreign_memory(fresh)
 
 
 @asynccontextmanager
@@ -58,16 +62,18 @@ async def planned(
     async with snapshot(url, "gpustackd plan") as (source, connection):
         store = await whole(source, connection)
         zone = settings.timezone or await connection.fetchval("SHOW timezone")
-        before = list(store.model_instances)
-        overlay = Overlay(store)
-        for documents in files:
-            await overlay.write(documents)
-        async with standing_on(store, settings, measured_by=source) as standing:
-            learnt = {w.id: w.learnt for w in await source.waiting(None)}
-            planner = Planner(store, overlay, standing, learnt)
-            made = await planner.plan(before, zone=zone)
-            models = store.models_by_id
-            yield made, {i.id: (i.name, models[i.model_id].name) for i in store.model_instances.values()}
+        learnt = {w.id: w.learnt for w in await source.waiting(None)}
+        foreign = await held_by_others(source, settings)
+    # The database is let go: a hub may take its time, and a large plan does.
+    before = list(store.model_instances)
+    overlay = Overlay(store)
+    for documents in files:
+        await overlay.write(documents)
+    async with standing_on(store, settings, foreign) as standing:
+        planner = Planner(store, overlay, standing, learnt)
+        made = await planner.plan(before, zone=zone)
+        models = store.models_by_id
+        yield made, {i.id: (i.name, models[i.model_id].name) for i in store.model_instances.values()}
 
 
 @asynccontextmanager

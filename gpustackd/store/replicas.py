@@ -36,7 +36,7 @@ SELECT m.id, m.name, m.replicas, m.roles, m.scaling_schedule, m.placement_strate
 _ROWS = """
 SELECT i.id, i.name, i.state, i.worker_id, w.state AS worker_state, i.gpu_type, i.gpu_indexes,
        i.computed_resource_claim, i.distributed_servers, i.role, i.group_id,
-       extract(epoch FROM clock_timestamp() - i.draining_since)::double precision AS draining_for,
+       gpustackd_age(i.draining_since) AS draining_for,
        extract(epoch FROM i.created_at)::double precision AS created,
        coalesce(i.scheduled_at < m.updated_at, false) AS stale
   FROM model_instances i JOIN models m ON m.id = i.model_id LEFT JOIN workers w ON w.id = i.worker_id

@@ -12,6 +12,9 @@ from typing import Any
 from gpustackd.store.inventory import Connection, connected
 from gpustackd.store.postgres import PostgresStore
 
+IDLE = "10min"
+"""Models may be read over the network meanwhile, and advice takes its time; a command that hangs ends."""
+
 
 class _OneConnection:
     """Stands where the store expects a pool; whoever acquires gets the one connection there is."""
@@ -28,11 +31,13 @@ class _OneConnection:
 async def snapshot(url: str, application_name: str) -> AsyncIterator[tuple[PostgresStore, Connection]]:
     """A store and the connection it stands on, in one REPEATABLE READ, READ ONLY transaction.
 
-    Statements go one after another: not for concurrent use. Raise DatabaseUnavailable or WrongRevision.
+    Statements go one after another: not for concurrent use. It may lie idle for `IDLE` between them.
+    Raise DatabaseUnavailable or WrongRevision.
     """
     async with (
         connected(url, application_name) as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
+        await connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE}'")
         only: Any = _OneConnection(connection)
         yield PostgresStore(only, only, url, pooled=True), connection

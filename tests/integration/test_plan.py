@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 
@@ -15,8 +16,10 @@ from gpustackd.errors import Refused
 from gpustackd.settings import load
 from gpustackd.store.apply import apply_documents
 from gpustackd.store.documents import read_documents
+from gpustackd.store.snapshot import IDLE, snapshot
 from tests.acceptance.daemons import gpustackd
 from tests.acceptance.machines import GIB, model_directory
+from tests.hub import Hub
 from tests.integration.world import connected
 
 pytestmark = pytest.mark.anyio
@@ -241,3 +244,40 @@ async def test_a_user_who_may_only_read_can_plan(database: str, small: Path) -> 
     code, told, said = await plan(database, [model("m", small, replicas=1)])
     assert (code, said) == (0, "")
     assert told["fits"] is True
+
+
+async def test_the_database_is_let_go_while_a_hub_takes_its_time(database: str) -> None:
+    """A transaction that lies idle for long is ended by the server, and with it the plan."""
+    wanted = {
+        "kind": "Model", "name": "m", "source": "huggingface", "huggingface_repo_id": "a/m", "replicas": 1,
+    }  # fmt: skip
+    told: list[dict[str, Any]] = []
+    sql = await asyncpg.connect(database)
+    try:
+        async with Hub() as hub, anyio.create_task_group() as tasks:
+            go = hub.hold("/")
+
+            async def ask() -> None:
+                settings = load(None, {"database_url": database, "hf_endpoint": hub.url})
+                told.append(await answer(settings, database, [(json.dumps([wanted]), "plan")]))
+
+            tasks.start_soon(ask)
+            with anyio.fail_after(60):
+                await hub.arrived.wait()
+                while await sql.fetchval(
+                    "SELECT count(*) FROM pg_stat_activity"
+                    " WHERE application_name = 'gpustackd plan' AND datname = current_database()"
+                ):  # a session that was closed may be listed for a moment
+                    await anyio.sleep(0.05)
+            assert not told
+            go.set()
+    finally:
+        await sql.close()
+    (answered,) = told
+    assert answered["unplaced"][0]["instance"] == "m-1"
+
+
+async def test_a_snapshot_may_lie_idle_for_longer_than_other_sessions(database: str) -> None:
+    async with snapshot(database, "gpustackd test") as (_, connection):
+        idle = await connection.fetchval("SHOW idle_in_transaction_session_timeout")
+    assert idle == IDLE
