@@ -234,7 +234,8 @@ class ReplicaStore(Protocol):
 
     async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
         """Models (among these; None = all) whose number may not be right, or may change by itself: another
-        number of rows, rows that drain, roles, an enabled schedule. Models without a number are left out."""
+        number of rows, rows that drain, roles, a schedule that is enabled or not to be understood. Models
+        without a number are left out. The most important ones first."""
 
     async def replicas(self, model_id: int) -> ReplicasSeen | None:
         """None = there is no such model."""

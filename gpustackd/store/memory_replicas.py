@@ -23,7 +23,8 @@ class MemoryReplicas:
     async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
         models = self._store.models_by_id
         wanted = models if ids is None else [i for i in ids if i in models]
-        return sorted(i for i in wanted if self._uneven(models[i]))
+        uneven = (i for i in wanted if self._uneven(models[i]))
+        return sorted(uneven, key=lambda i: (-models[i].priority, i))
 
     def _uneven(self, model: Model) -> bool:
         number, planned = model.columns.get("replicas"), model.columns.get("scaling_schedule")

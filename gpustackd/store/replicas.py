@@ -22,7 +22,7 @@ SELECT m.id
         OR m.scaling_schedule @> '{{"enabled": true}}'
         OR jsonb_typeof(m.scaling_schedule) NOT IN ('object', 'null')
         OR jsonb_typeof(m.scaling_schedule -> 'enabled') NOT IN ('boolean', 'null'))
- ORDER BY m.id"""
+ ORDER BY m.priority DESC, m.id"""
 # Two statements: one for both would be planned once, and read everything for a few.
 _ALL = _UNEVEN.format(instances="true", models="true")
 _SOME = _UNEVEN.format(instances="model_id = ANY ($1::bigint[])", models="m.id = ANY ($1::bigint[])")

@@ -48,6 +48,8 @@ async def test_which_models_are_uneven(scene: Scene, kept: ReplicaStore) -> None
     assert list(await kept.uneven(None)) == [short, planned, *bad, strays]
     assert list(await kept.uneven([strays, even, short, 999])) == [short, strays]
     assert list(await kept.uneven([])) == []
+    urgent = await scene.insert("models", name="urgent", replicas=1, priority=7)
+    assert list(await kept.uneven([short, urgent])) == [urgent, short]
     assert await kept.replicas(999) is None
 
 
