@@ -45,6 +45,8 @@ def show(out: Console, answer: Row) -> None:
     ]
     if models:
         print_table(out, ["MODEL", "FIT", "NEW", "PEAK", ""], models, right=["FIT", "NEW", "PEAK"])
+    else:
+        out.print("The documents ask for no instance.")
     _show_others(out, answer["others"])
     _show_left(out, answer)
     for warning in answer["warnings"]:

@@ -246,6 +246,12 @@ async def test_a_user_who_may_only_read_can_plan(database: str, small: Path) -> 
     assert told["fits"] is True
 
 
+async def test_documents_that_ask_for_nothing_are_told_so(database: str) -> None:
+    code, text, _ = await gpustackd(database, "plan", "-f", "-", said=b"# nothing\n")
+    assert code == 0
+    assert "The documents ask for no instance." in text
+
+
 async def test_the_database_is_let_go_while_a_hub_takes_its_time(database: str) -> None:
     """A transaction that lies idle for long is ended by the server, and with it the plan."""
     wanted = {
