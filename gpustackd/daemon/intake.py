@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -27,6 +27,9 @@ from gpustackd.ports import Store, Waiting
 _LIGHT_SCAN = 1.0
 """Seconds between looks for waiting rows that nobody told us of (another replica may have died with them)."""
 
+_TOGETHER = 0.25
+"""Seconds that new instances wait for those that numbers of replicas still bring: all stand in order then."""
+
 _FLOW = 32
 """How many of a parked group are tried at once when one of it fits."""
 
@@ -49,6 +52,7 @@ class Intake:
         paths: PathProbe,
         around: Surroundings,
         weighing: Weighing,
+        numbers: Callable[[float], Awaitable[bool]],
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -63,6 +67,7 @@ class Intake:
         self._paths = paths
         self._around = around
         self._weighing = weighing
+        self._numbers = numbers
         self._clock = clock
         self._looked = 0.0
         self._look_owed = False
@@ -74,6 +79,8 @@ class Intake:
             with anyio.move_on_after(self._until_owed_look()):
                 news = await self._gathering.next()
             await self._weighing.burst(news)
+            if news.created and await self._numbers(_TOGETHER):
+                news.add(self._gathering.take())
             try:
                 if news.anything:
                     await self._attend(news)

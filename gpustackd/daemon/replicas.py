@@ -37,6 +37,11 @@ _MOST_AT_ONCE = 2000
 """Instances added in one transaction; a larger number takes several."""
 _SPARE = 8
 _LONGEST_WAIT = 86_400.0
+_FEW = 16
+"""Models that are brought to their numbers one after another, so that their instances come in their order; of
+more, several at once."""
+_WORD = 0.005
+"""Seconds in which the word of a commit is heard."""
 _HAIR = 0.002
 """Seconds: a clock of ours that runs faster than the database's must not look too early."""
 
@@ -108,6 +113,8 @@ class Replicas:
         """Model id -> how often in a row somebody else was at it."""
         self._told: dict[int, str] = {}
         """Model id -> what was last said of its row."""
+        self._in_turn = anyio.Lock()
+        self._even = anyio.Event()
         self.queue: WorkQueue[int] = WorkQueue(clock, Backoff(chance, first=1.0, ceiling=300.0))
 
     async def run(self) -> None:
@@ -130,14 +137,32 @@ class Replicas:
             for model_id in found:
                 self.queue.add(model_id)
 
+    async def settled(self, patience: float) -> bool:
+        """Wait until no model waits for its number, `patience` seconds at most, so that what is asked for
+        together stands in the queue together. Returns whether there was anything to wait for."""
+        if not self.queue.busy:
+            return False
+        with anyio.move_on_after(patience):
+            while self.queue.busy:
+                await self._even.wait()
+            await anyio.sleep(_WORD)
+        return True
+
     async def _work(self) -> None:
         while True:
             item = await self.queue.get()
             assert item is not None
             try:
-                await self._attend(item.key)
+                if self.queue.busy <= _FEW:
+                    async with self._in_turn:
+                        await self._attend(item.key)
+                else:
+                    await self._attend(item.key)
             finally:
                 self.queue.done(item.key)
+                if not self.queue.busy:
+                    self._even.set()
+                    self._even = anyio.Event()
 
     async def _attend(self, model_id: int) -> None:
         try:

@@ -134,10 +134,12 @@ class Session:
                 view=self.view, catalogue=catalogue, judge=judge, analysis=analysis, reports=self._reports,
                 beat=self._beat, clock=monotonic, chance=random.Random(owner.int),
             )  # fmt: skip
+            replicas = self._replicas(self.view)
             intake = Intake(
                 store=self._store, queue=self.queue, desk=self.desk, view=self.view, catalogue=catalogue,
                 judge=judge, gathering=self._gathering, reports=self._reports, tasks=reading, clock=monotonic,
                 around=self._around, paths=self._paths, weighing=weighing,
+                numbers=replicas.settled,
             )  # fmt: skip
             leases = Leases(
                 owner=owner,
@@ -147,7 +149,6 @@ class Session:
                 reports=self._reports,
                 tell=self._gathering.tell,
             )
-            replicas = self._replicas(self.view)
             self._gathering.rescan()
             for loop in (intake.run, analysis.run, scheduling.decide, scheduling.commit,
                          leases.renew, leases.sweep, usage.watch, replicas.run, self._watch_health,

@@ -62,6 +62,11 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         return len(self._waiting) + len(self._later)
 
+    @property
+    def busy(self) -> int:
+        """Keys at work, or ready for it."""
+        return len(self._ready) + len(self._at_work)
+
     # -- coming in ----------------------------------------------------------------------------------------
 
     def add(self, key: K, change: Change = Change.MODIFIED, news: object = None) -> None:
