@@ -27,6 +27,8 @@ from tests.integration.world import connected
 REPLICAS = 3
 SLACK = 20.0
 """Seconds beyond lease and rescan that a busy machine gets before something counts as stuck."""
+NOT_UP = "database not reachable|next: check GPUSTACKD_DATABASE_URL|^replica-\\d+: (DETAIL|HINT)"
+"""What a daemon says that is started while the server is down; it is started again."""
 MUTE = "CREATE OR REPLACE FUNCTION gpustackd_notify(payload text) RETURNS void LANGUAGE sql AS 'SELECT 1'"
 
 
@@ -244,7 +246,9 @@ async def storm(plan: Plan, folder: Path) -> Outcome:
             users = Users(url, str(path), random.Random(plan.seed), plan.backlog)
             stuck = plan.lease + SLACK
             async with (
-                crew(url, folder / "logs", keep=0, lease=plan.lease, rescan_interval=plan.rescan) as daemons,
+                crew(
+                    url, folder / "logs", keep=0, excuse=NOT_UP, lease=plan.lease, rescan_interval=plan.rescan
+                ) as daemons,
                 watching(url, stuck_after=stuck, undecided_after=plan.rescan + stuck) as watch,
             ):
                 run = Storm(plan, server, daemons, users)
