@@ -120,8 +120,8 @@ async def crew(
     **settings: Any,
 ) -> AsyncIterator[Crew]:
     """Daemons on `url` with these settings. Whatever happens, none is left when this ends; unless
-    `forgiving`, a fault in any log fails the test, but for those that match `excuse`. `keep`: lines remembered
-    of each daemon (None = all)."""
+    `forgiving`, a fault in any log fails the test, but for those that match `excuse`. `keep`: lines
+    remembered of each daemon (None = all)."""
     folder.mkdir(parents=True, exist_ok=True)
     async with anyio.create_task_group() as tasks:
         made = Crew(url, folder, tasks, variables(settings), keep)
