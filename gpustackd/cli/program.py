@@ -22,6 +22,7 @@ from gpustackd.cli.get import get
 from gpustackd.cli.migrate import migrate
 from gpustackd.cli.plan import plan
 from gpustackd.cli.run import run
+from gpustackd.cli.worker import worker
 
 app = typer.Typer(
     name="gpustackd",
@@ -51,7 +52,7 @@ def _options(
     failure.show_tracebacks(debug)
 
 
-for command in (run, migrate, check, apply, get, explain, plan, estimate, audit, demo):
+for command in (run, migrate, check, apply, get, explain, plan, estimate, audit, worker, demo):
     app.command()(command)
 
 

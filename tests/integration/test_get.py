@@ -279,7 +279,18 @@ def test_what_nobody_expected_is_told_in_a_sentence_and_kept_in_a_file(
 
 def test_every_command_has_a_help_text_with_an_example(bare: Command) -> None:
     listed = bare("--help").out
-    for command in ("run", "migrate", "check", "apply", "get", "explain", "estimate", "audit", "demo"):
+    for command in (
+        "run",
+        "migrate",
+        "check",
+        "apply",
+        "get",
+        "explain",
+        "estimate",
+        "audit",
+        "worker",
+        "demo",
+    ):
         assert f"\n  {command} " in listed
         assert f"Example: gpustackd {command}" in bare(command, "--help").out
 

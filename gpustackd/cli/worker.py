@@ -1,0 +1,181 @@
+"""`gpustackd worker`: this host, or made-up hosts, as workers that beat."""
+
+from __future__ import annotations
+
+import math
+import random
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from gpustackd.cli.options import ConfigOption, DatabaseOption, settings
+from gpustackd.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpustackd.agent.simulated import Script
+    from gpustackd.observe.logging import Log
+    from gpustackd.settings import Settings
+    from gpustackd.store.inventory import Connection
+
+
+def worker(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="The worker; with --simulate several. [default: the hostname]"),
+    ] = None,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate", help="Take what is placed on NAME through to RUNNING; nothing is started."
+        ),
+    ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="With --simulate: make up workers that do not exist.")
+    ] = False,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="8x80GiB", help="With --create: its GPUs. [default: none]")
+    ] = None,
+    ram: Annotated[
+        str | None, typer.Option("--ram", metavar="SIZE", help="With --create: its RAM. [default: 256GiB]")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="NAME", help="The cluster of a worker that is registered."),
+    ] = None,
+    ip: Annotated[
+        str | None, typer.Option("--ip", help="This host's address. [default: that of its default route]")
+    ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(
+            "--delay", metavar="SECONDS", help="With --simulate: between two states. [default: 0.5]"
+        ),
+    ] = None,
+    fail_rate: Annotated[
+        float | None, typer.Option("--fail-rate", metavar="0..1", help="With --simulate: starts that fail.")
+    ] = None,
+    fail_message: Annotated[
+        str | None, typer.Option("--fail-message", metavar="TEXT", help="What those report in ERROR.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes the same starts fail again.")] = None,
+    config: ConfigOption = None,
+    database_url: DatabaseOption = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="debug, info, warning or error.")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or text.")] = None,
+) -> None:
+    """This host as a worker, or simulated workers, until SIGTERM or SIGINT.
+
+    Registers this host's RAM, CPU architecture and NVIDIA GPUs and keeps the heartbeat; it starts no engines.
+    With --simulate it keeps the heartbeats of workers that exist (or are made up with --create) and reports
+    what is placed there as INITIALIZING, DOWNLOADING, STARTING and RUNNING, or as failed.
+
+    Example: gpustackd worker --simulate node-1 node-2 --create --gpus 8x80GiB --ram 512GiB
+    """
+    given = list(dict.fromkeys(names or []))
+    only_simulated = {
+        "--create": create or None, "--delay": delay, "--fail-rate": fail_rate,
+        "--fail-message": fail_message, "--seed": seed,
+    }  # fmt: skip
+    if simulate:
+        _check_simulated(given, create, {"--gpus": gpus, "--ram": ram, "--cluster": cluster}, ip)
+    else:
+        _refuse(
+            {**only_simulated, "--gpus": gpus, "--ram": ram}, "--simulate", "this host is looked at as it is"
+        )
+        if len(given) > 1:
+            raise UsageError("this host is one worker", "give one NAME, or add --simulate")
+    if delay is not None and not (math.isfinite(delay) and delay >= 0):
+        raise UsageError(f"--delay {delay:g} is no length of time", "give seconds, such as --delay 0.5")
+    if fail_rate is not None and not 0 <= fail_rate <= 1:
+        raise UsageError(f"--fail-rate {fail_rate:g} is no share", "give a number from 0 to 1")
+    found = settings(config, database_url, log_level=log_level, log_format=log_format)
+    found.require_database()
+    if not simulate:
+        anyio.run(_host, found, given[0] if given else socket.gethostname(), cluster, ip)
+        return
+    from gpustackd.agent.register import cards, simulated
+    from gpustackd.agent.simulated import Script
+
+    script = Script(
+        0.5 if delay is None else delay,
+        fail_rate or 0.0,
+        "simulated failure" if fail_message is None else fail_message,
+        random.randrange(2**32) if seed is None else seed,
+    )
+    made = cards(gpus or "")
+    documents = [simulated(name, ram or "256GiB", made, cluster) for name in given] if create else []
+    anyio.run(_simulate, found, given, documents, script)
+
+
+def _check_simulated(
+    given: Sequence[str], create: bool, made_up: dict[str, str | None], ip: str | None
+) -> None:
+    if not given:
+        raise UsageError("--simulate needs the name of a worker", "gpustackd worker --simulate NAME")
+    if ip is not None:
+        raise UsageError("--ip is for this host, not for simulated workers", "leave one of them out")
+    if not create:
+        _refuse(made_up, "--create", "workers that exist keep what they have")
+
+
+def _refuse(options: dict[str, Any], needed: str, why: str) -> None:
+    if wrong := [name for name, value in options.items() if value is not None]:
+        raise UsageError(f"{', '.join(wrong)} goes with {needed}", f"add {needed}, or leave it out: {why}")
+
+
+async def _simulate(
+    found: Settings, names: list[str], documents: list[dict[str, Any]], script: Script
+) -> None:
+    from gpustackd.agent import register
+    from gpustackd.store import worker_side
+
+    async def setup(connection: Connection, log: Log) -> Sequence[str]:
+        there = await worker_side.worker_states(connection, names)
+        for document in documents:
+            if document["name"] not in there:
+                action, note = await register.register(connection, document)
+                log.info("worker.registered", worker=document["name"], action=action, note=note or None)
+        await register.find(connection, names)
+        return names
+
+    await _live(found, setup, script)
+
+
+async def _host(found: Settings, name: str, cluster: str | None, ip: str | None) -> None:
+    from gpustackd.agent import host, register
+
+    async def setup(connection: Connection, log: Log) -> Sequence[str]:
+        gpus = await anyio.to_thread.run_sync(host.nvidia_gpus)
+        document = host.host_document(name, gpus, ip=ip) | ({"cluster": cluster} if cluster else {})
+        action, note = await register.register(connection, document)
+        log.info(
+            "worker.registered",
+            worker=name,
+            action=action,
+            note=note or None,
+            ram=document["ram_total"],
+            cpu_arch=document["cpu_arch"],
+            gpus_found=len(gpus.found),
+        )
+        if gpus.unseen:
+            log.warning("worker.without_gpus", worker=name, reason=gpus.unseen)
+        return [name]
+
+    await _live(found, setup, None)
+
+
+async def _live(found: Settings, setup: Any, script: Script | None) -> None:
+    from gpustackd.agent.life import Life
+    from gpustackd.observe.logging import start_logging
+
+    logging = start_logging(level=found.log_level, form=found.log_format)
+    try:
+        life = Life(found.require_database(), logging.log, found.knobs.worker_heartbeat_interval, script)
+        await life.live(lambda connection: setup(connection, logging.log))
+    finally:
+        logging.close()
