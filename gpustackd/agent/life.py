@@ -21,6 +21,9 @@ LOOK = 0.25
 AGAIN = 1.0
 """Seconds until a database that is gone is tried again."""
 
+NAME = "gpustackd-worker"
+"""Of the sessions, so that they are told from those of daemons (`gpustackd …`)."""
+
 Setup = Callable[[Connection], Awaitable[Sequence[str]]]
 
 
@@ -43,14 +46,12 @@ class Life:
             await tasks.start(self._watch, stop)
             tasks.start_soon(self._until, stop, tasks.cancel_scope)
             names: list[str] = []
-            async with connected(self.url, "gpustackd worker", **worker_side.CONNECTION) as connection:
+            async with connected(self.url, NAME, **worker_side.CONNECTION) as connection:
                 names += await setup(connection)
             lost_at: float | None = None
             while True:
                 try:
-                    async with connected(
-                        self.url, "gpustackd worker", **worker_side.CONNECTION
-                    ) as connection:
+                    async with connected(self.url, NAME, **worker_side.CONNECTION) as connection:
                         if lost_at is not None:
                             self.log.info("database.back", after_s=round(anyio.current_time() - lost_at, 1))
                             lost_at = None
