@@ -37,8 +37,12 @@ def cards(text: str) -> list[dict[str, Any]]:
 
 
 def simulated(name: str, ram: str, gpus: Sequence[Mapping[str, Any]], cluster: str | None) -> dict[str, Any]:
-    """A made-up worker as a document."""
-    document = {"kind": "Worker", "name": name, "ram_total": ram, "gpus": list(gpus)}
+    """A made-up worker as a document. Raise UsageError where `ram` is no size."""
+    try:
+        memory = size(ram)
+    except ValueError as error:
+        raise UsageError(f"--ram {ram}: {error}", "write it as in --ram 512GiB") from None
+    document = {"kind": "Worker", "name": name, "ram_total": memory, "gpus": list(gpus)}
     return document | ({"cluster": cluster} if cluster else {})
 
 

@@ -140,18 +140,11 @@ async def test_this_host_is_registered_and_keeps_its_state_when_it_comes_again(
         await worker.said("worker.beats", worker="here", state="MAINTENANCE")
 
 
-async def test_wrong_wishes_are_refused_with_the_next_step(site: Site) -> None:
-    for arguments, code, says in (
-        (("--simulate", "nobody"), 1, "--create"),
-        (("--simulate",), 2, "--simulate NAME"),
-        (("--simulate", "a", "--fail-rate", "1.5"), 2, "from 0 to 1"),
-        (("--simulate", "a", "--delay", "-1"), 2, "--delay 0.5"),
-        (("--simulate", "a", "--gpus", "8x80GiB"), 2, "add --create"),
-        (("--simulate", "a", "--create", "--gpus", "many"), 2, "8x80GiB"),
-        (("--simulate", "a", "--create", "--cluster", "nowhere"), 1, "there is no Cluster nowhere"),
-        (("a", "b"), 2, "add --simulate"),
-        (("a", "--fail-rate", "1"), 2, "add --simulate"),
+async def test_a_worker_or_cluster_that_does_not_exist_is_refused_with_the_next_step(site: Site) -> None:
+    for arguments, says in (
+        (("--simulate", "nobody"), "add --create"),
+        (("--simulate", "a", "--create", "--cluster", "nowhere"), "there is no Cluster nowhere"),
     ):
         found, _, told = await gpustackd(site.url, "worker", *arguments)
-        assert (found, says in told, "next:" in told) == (code, True, True), (arguments, told)
+        assert (found, says in told, "next:" in told) == (1, True, True), told
     assert await site.sql.fetchval("SELECT count(*) FROM workers") == 0
