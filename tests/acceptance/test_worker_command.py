@@ -123,7 +123,7 @@ async def test_starts_that_are_to_fail_are_in_error_with_the_words_that_were_giv
     assert await record.broken() == []
 
 
-async def test_this_host_is_registered_and_keeps_its_state_when_it_comes_again(
+async def test_this_host_is_registered_outlives_a_broken_connection_and_keeps_its_state(
     site: Site, tmp_path: Path
 ) -> None:
     async with process(site.url, tmp_path, "here", "--ip", "10.1.2.3") as worker:
@@ -133,6 +133,14 @@ async def test_this_host_is_registered_and_keeps_its_state_when_it_comes_again(
         assert row["cpu_arch"] in {"amd64", "arm64"}
         assert (row["ip"], bool(row["hostname"])) == ("10.1.2.3", True)
         assert row["heartbeat_at"] is not None
+        # a connection that breaks is made anew, and it beats on
+        cut = await site.sql.fetchval(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE application_name = 'gpustackd-worker' AND datname = current_database()"
+        )
+        assert cut == 1
+        await worker.said("database.back")
+        await site.until("SELECT heartbeat_at > $1 FROM workers", row["heartbeat_at"])
         worker.signal(signal.SIGINT)
         assert await worker.gone() == 0
     await site.update("workers", row["id"], state="MAINTENANCE")
