@@ -15,7 +15,7 @@ INSTALL = "install NVIDIA's library with `pip install 'gpustackd[worker]'` (or `
 
 _FAMILIES = {
     2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada-lovelace",
-    9: "hopper", 10: "blackwell",
+    9: "hopper", 10: "blackwell", 13: "rubin",
 }  # fmt: skip
 """NVML's `nvmlDeviceArchitecture_t`."""
 
@@ -111,6 +111,8 @@ def _look(nvml: Any) -> Gpus:
             "runtime_version": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
             "vram_total": total or memory(),
         }
+        if (_asked(nvml, nvml.nvmlDeviceGetMigMode, device) or (0,))[0]:
+            gpu["schedulable"] = False  # engines cannot use it whole, and its slices are not described
         found.append({k: v for k, v in gpu.items() if v is not None})
     return Gpus(tuple(found), unified=unified)
 

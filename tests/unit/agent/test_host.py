@@ -28,6 +28,7 @@ class Library:
         self.broken = broken
         self.count = count
         self.closed = 0
+        self.sliced: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         answers = {
@@ -39,6 +40,7 @@ class Library:
             "nvmlDeviceGetMemoryInfo": lambda n: SimpleNamespace(total=46068 * MIB),
             "nvmlDeviceGetName": lambda n: "NVIDIA L40S",
             "nvmlDeviceGetUUID": lambda n: f"GPU-{n}".encode(),
+            "nvmlDeviceGetMigMode": lambda n: (n == self.sliced, 0),
             "nvmlDeviceGetArchitecture": lambda n: 8,
             "nvmlDeviceGetCudaComputeCapability": lambda n: (8, 9),
         }
@@ -91,6 +93,13 @@ def test_what_a_driver_does_not_answer_is_left_out(library: Any) -> None:
     (first, _) = host.nvidia_gpus().found
     assert not {"arch_family", "runtime_version", "uuid"} & first.keys()
     assert first["compute_capability"] == "8.9"
+
+
+def test_a_card_that_is_cut_into_slices_takes_nothing(library: Any) -> None:
+    library().sliced = 1
+    whole, sliced = host.nvidia_gpus().found
+    assert "schedulable" not in whole
+    assert sliced["schedulable"] is False
 
 
 def test_a_card_without_memory_of_its_own_shares_the_hosts(library: Any) -> None:
