@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 
-from gpustackd.store import migrate
 from gpustackd.store.embedded import QUICK, EmbeddedPostgres
+from gpustackd.store.postgres import migrate
 
 
 def in_step(url: str) -> bool:

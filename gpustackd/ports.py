@@ -14,13 +14,13 @@ from uuid import UUID
 
 from gpustackd.domain.backends import Backends
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.fleet import Booking, GpuRow, WorkerRow
-from gpustackd.domain.lessons import NONE as NOTHING_LEARNT
-from gpustackd.domain.lessons import Lessons
+from gpustackd.domain.fleet.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import NoFit, Placed
+from gpustackd.domain.placement_hints import NONE as NOTHING_LEARNT
+from gpustackd.domain.placement_hints import PlacementHints
 from gpustackd.domain.pools import Pools
-from gpustackd.replicas.number import Steps
+from gpustackd.replicas.number import ReplicaSteps
 from gpustackd.replicas.replica import Replica
 
 
@@ -39,7 +39,7 @@ class Waiting:
     """Seconds until `next_attempt_at` by the database's clock; 0 or less = now."""
     signature: str | None
     """Signature of the refusal written on the row; None = never decided."""
-    learnt: Lessons = NOTHING_LEARNT
+    learnt: PlacementHints = NOTHING_LEARNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class DatabaseHealth:
     """What `/readyz` and `check` want to know of the database."""
 
     writable: bool
@@ -190,7 +190,7 @@ class Store(Protocol):
         """Write columns of a model that the daemon found out, for the version it looked at; wakes nobody.
         False = the model was edited meanwhile."""
 
-    async def health(self) -> Health:
+    async def health(self) -> DatabaseHealth:
         """Raises DatabaseUnavailable."""
 
 
@@ -241,7 +241,7 @@ class ReplicaStore(Protocol):
         """None = there is no such model."""
 
     async def sync(
-        self, seen: ReplicasSeen, replicas: int, steps: Steps, names: Sequence[Sequence[str]]
+        self, seen: ReplicasSeen, replicas: int, steps: ReplicaSteps, names: Sequence[Sequence[str]]
     ) -> Sync:
         """Write the steps if all is as it was seen and the model still asks for `replicas`. `names` has, for
         each seat of `steps.add`, names in the order in which to use them, with some to spare."""

@@ -1,4 +1,4 @@
-"""Alembic's entry: a connection is handed in by `gpustackd.store.migrate`, or made from the settings."""
+"""Alembic's entry: a connection is handed in by `gpustackd.store.postgres.migrate`, or made from the settings."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ elif (connection := config.attributes.get("connection")) is not None:
 else:
     import anyio
 
-    from gpustackd.store.migrate import on_connection
+    from gpustackd.store.postgres.migrate import on_connection
 
     anyio.run(on_connection, os.environ.get("GPUSTACKD_DATABASE_URL", ""), _run)

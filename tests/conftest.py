@@ -120,7 +120,7 @@ def empty_database(postgres_server: Server) -> Iterator[str]:
 @pytest.fixture
 def database(postgres_server: Server) -> Iterator[str]:
     """The URL of a database with the schema at head, dropped after the test."""
-    from gpustackd.store.migrate import upgrade
+    from gpustackd.store.postgres.migrate import upgrade
 
     with fresh_database(postgres_server, postgres_server.migrated_template(upgrade)) as url:
         yield url

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import HyperParameters, ModelFacts
-from gpustackd.domain.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import GpuId, GpuSelector, ModelSpec
 from gpustackd.domain.outcome import NoFit, Outcome, Placed, Placement
 from gpustackd.placement.decide import decide

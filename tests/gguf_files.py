@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpustackd.domain.gguf import BY_NAME, TYPES, GgufFacts
-from gpustackd.sources.gguf_header import Header, header
+from gpustackd.domain.gguf_facts import BY_NAME, TYPES, GgufFacts
+from gpustackd.sources.formats.gguf_header import GgufHeader, header
 
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -121,12 +121,12 @@ def write(
     return path
 
 
-def read(data: bytes, size: int | None = None, *, window: int = 4 * 1024**2) -> Header:
+def read(data: bytes, size: int | None = None, *, window: int = 4 * 1024**2) -> GgufHeader:
     """Read a header out of memory; the file goes on as a hole up to `size`."""
     return drive(data, len(data) if size is None else size, window=window)[0]
 
 
-def drive(data: bytes, size: int, *, window: int = 4 * 1024**2) -> tuple[Header, int]:
+def drive(data: bytes, size: int, *, window: int = 4 * 1024**2) -> tuple[GgufHeader, int]:
     """The header, and how many bytes were asked for."""
     asked = 0
     reading = header(size, "m.gguf", largest_window=window)
@@ -142,7 +142,7 @@ def drive(data: bytes, size: int, *, window: int = 4 * 1024**2) -> tuple[Header,
         return stop.value, asked
 
 
-def facts_of(head: Header) -> GgufFacts:
+def facts_of(head: GgufHeader) -> GgufFacts:
     """The facts of a model of one file."""
     architecture = head.values.get("general.architecture", "llama")
     return GgufFacts(

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.estimate.demand import build_demand
 from tests import gguf_files
 from tests.fleets import model

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import BY_NAME, GgufFacts, Tensor
+from gpustackd.domain.gguf_facts import BY_NAME, GgufFacts, GgufTensor
 from gpustackd.estimate.gguf.classify import categories_of
 from gpustackd.estimate.gguf.shares import Division
 from gpustackd.estimate.gguf.table import Table, table
@@ -83,7 +83,7 @@ def facts_of(told: Mapping[str, Any]) -> GgufFacts:
             of_type = BY_NAME[kind.lower()]
             full = name if layer is None else name.replace("*", str(layer), 1)
             size = of_type.bytes_of(math.prod(shape))
-            tensors.append(Tensor(full, tuple(shape), of_type.id, size))
+            tensors.append(GgufTensor(full, tuple(shape), of_type.id, size))
     return GgufFacts(
         architecture=str(values["general.architecture"]),
         kind=str(values.get("general.type", "model")),

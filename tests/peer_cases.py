@@ -15,14 +15,14 @@ from typing import Any
 
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import HyperParameters, ModelFacts
-from gpustackd.domain.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
 from gpustackd.domain.gguf_levels import GgufNeed, Level, Share
 from gpustackd.domain.model_spec import ModelSpec, model_spec
 from gpustackd.domain.outcome import Part, Placement
 from gpustackd.domain.pools import Pools, instance_type
 from gpustackd.estimate.demand import build_demand
 from gpustackd.placement.policy import Policy
-from gpustackd.sources.config_json import hyper_parameters
+from gpustackd.sources.formats.config_json import hyper_parameters
 
 HERE = Path(__file__).parent / "fixtures" / "peer"
 PARSED = {

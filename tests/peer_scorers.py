@@ -12,16 +12,16 @@ from typing import Any
 
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Strategy, model_spec
 from gpustackd.domain.origin import draft_origin
 from gpustackd.placement.fit.engines import rules_of
 from gpustackd.placement.fit.seat import Seat
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.search import Search
-from gpustackd.replicas.chain import Weights, scores
-from gpustackd.replicas.placement import Places
+from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.replica import Replica, replica
+from gpustackd.replicas.retention_score import RetentionWeights, scores
 from tests import peer_cases as peer
 
 DRAFT = "owner/draft"
@@ -123,7 +123,7 @@ def _replicas(case: Mapping[str, Any], compat: bool) -> dict[str, float]:
     on = fleet_of(case)
     by_type = {s["type"]: s for s in case["inputs"]["scorers"]}
     placed = by_type.get("placement") or {}
-    weights = Weights(
+    weights = RetentionWeights(
         status=(by_type.get("status") or {}).get("max_score") or 0.0,
         offload=(by_type.get("offload_layers") or {}).get("max_score") or 0.0,
         placement=placed.get("max_score") or 0.0,
@@ -132,7 +132,7 @@ def _replicas(case: Mapping[str, Any], compat: bool) -> dict[str, float]:
     )
     model_id = (case.get("model") or {}).get("id") or case["existing_instances"][0]["model_id"]
     strategy = Strategy(placed.get("strategy") or "spread")
-    places = Places(on, model_id, strategy, weights.placement, compat)
+    places = PlacementScores(on, model_id, strategy, weights.placement, compat)
     mine = [_replica(case, i) for i in case["existing_instances"] if i.get("model_id", model_id) == model_id]
     return {str(i): score for i, score in scores(mine, weights, places).items()}
 
@@ -162,7 +162,7 @@ def _item(case: Mapping[str, Any], compat: bool) -> float:
     _give(on, 1, "w", free, indexes=inputs.get("gpu_indexes") or ())
     part = {"worker_id": 1, "gpu_indexes": inputs.get("gpu_indexes"), "claim": inputs.get("claim")}
     if scorer.get("scale") == "scale_down":
-        places = Places(on, 1, Strategy(scorer["strategy"]), scorer["max_score"], compat)
+        places = PlacementScores(on, 1, Strategy(scorer["strategy"]), scorer["max_score"], compat)
         return places._packed(replica({"id": 1, **part, "computed_resource_claim": part["claim"]}).main)
     search = search_of(on, case, scorer, compat)
     _, parts = search.rate([[_seat(on, part, None)]])

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.model_spec import ModelSpec, model_spec
-from gpustackd.sources.config_json import hyper_parameters
+from gpustackd.sources.formats.config_json import hyper_parameters
 from tests import peer_cases
 
 

@@ -9,7 +9,7 @@ holds the same models with these directories as their source: `gpustackd apply -
 import argparse
 import pathlib
 
-from gpustackd.examples.catalogue import write_models
+from gpustackd.demo.models.catalogue import write_models
 
 
 def main() -> None:

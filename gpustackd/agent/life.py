@@ -10,11 +10,11 @@ import anyio
 from anyio.abc import TaskStatus
 
 from gpustackd.agent.simulated import Script, Steps
-from gpustackd.domain.lifecycle import State
+from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.errors import Contended, DatabaseUnavailable, Refused
 from gpustackd.observe.logging import Log
-from gpustackd.store import worker_side
-from gpustackd.store.inventory import Connection, connected
+from gpustackd.store.postgres import worker_side
+from gpustackd.store.postgres.inventory import Connection, connected
 
 LOOK = 0.25
 """Seconds between two looks at what is placed on simulated workers."""
@@ -120,7 +120,7 @@ class Life:
                     "instance.left", instance=task.name, instance_id=task.id, reason="not ours any more"
                 )
                 continue
-            tell = self.log.warning if state is State.ERROR else self.log.info
+            tell = self.log.warning if state is InstanceState.ERROR else self.log.info
             tell(
                 "instance.reported",
                 instance=task.name,

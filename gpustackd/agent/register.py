@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpustackd.errors import Refused, UsageError
-from gpustackd.store import worker_side
-from gpustackd.store.apply import apply_documents
-from gpustackd.store.documents import read_documents
-from gpustackd.store.fields import size
+from gpustackd.store.documents.apply import apply_documents
+from gpustackd.store.documents.fields import size
+from gpustackd.store.documents.reading import read_documents
+from gpustackd.store.postgres import worker_side
 
 if TYPE_CHECKING:
-    from gpustackd.store.inventory import Connection
+    from gpustackd.store.postgres.inventory import Connection
 
 _MOST_GPUS = 1024
 _FROM = "gpustackd worker"

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpustackd.domain.lifecycle import TAKEN, State
-from gpustackd.store.worker_side import Task
+from gpustackd.domain.lifecycle import TAKEN, InstanceState
+from gpustackd.store.postgres.worker_side import Task
 
-_NEXT = dict(zip((State.SCHEDULED, *TAKEN), TAKEN, strict=False))
+_NEXT = dict(zip((InstanceState.SCHEDULED, *TAKEN), TAKEN, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Script:
     fail_message: str = "simulated failure"
     seed: int = 0
 
-    def step(self, task: Task) -> tuple[State, str | None]:
+    def step(self, task: Task) -> tuple[InstanceState, str | None]:
         """The state after this one, and its message."""
-        if task.state is State.UNREACHABLE:  # it ran all the while
-            return State.RUNNING, None
-        if task.state is State.STARTING and self._fails(task):
-            return State.ERROR, self.fail_message
+        if task.state is InstanceState.UNREACHABLE:  # it ran all the while
+            return InstanceState.RUNNING, None
+        if task.state is InstanceState.STARTING and self._fails(task):
+            return InstanceState.ERROR, self.fail_message
         return _NEXT[task.state], None
 
     def _fails(self, task: Task) -> bool:
@@ -41,14 +41,14 @@ class Steps:
     not there any more, or under another epoch, is forgotten."""
 
     delay: float
-    _since: dict[tuple[int, int, State], float] = field(default_factory=dict)
+    _since: dict[tuple[int, int, InstanceState], float] = field(default_factory=dict)
 
     def due(self, tasks: Sequence[Task], now: float) -> tuple[list[Task], float | None]:
         """Tasks to be moved on now, and when the next of the others is due (None = there is none)."""
         self._since = {k: self._since.get(k, now) for k in ((t.id, t.epoch, t.state) for t in tasks)}
         at = {
             t.id: self._since[t.id, t.epoch, t.state]
-            + (0 if t.state in (State.SCHEDULED, State.UNREACHABLE) else self.delay)
+            + (0 if t.state in (InstanceState.SCHEDULED, InstanceState.UNREACHABLE) else self.delay)
             for t in tasks
         }
         return [t for t in tasks if at[t.id] <= now], min((v for v in at.values() if v > now), default=None)

@@ -18,8 +18,8 @@ _LARGEST = 32 << 20
 """Bytes of one file of documents."""
 
 if TYPE_CHECKING:
-    from gpustackd.store.apply import Applied
-    from gpustackd.store.documents import Document
+    from gpustackd.store.documents.apply import Applied
+    from gpustackd.store.documents.reading import Document
 
 
 def apply(
@@ -78,9 +78,9 @@ def _within_bounds(file: BinaryIO, name: str) -> str:
 
 async def _apply(url: str, texts: Sequence[tuple[str, str]]) -> tuple[list[Applied], list[GpustackdError]]:
     from gpustackd.errors import Refused
-    from gpustackd.store.apply import apply_documents
-    from gpustackd.store.documents import read_documents
-    from gpustackd.store.inventory import connected
+    from gpustackd.store.documents.apply import apply_documents
+    from gpustackd.store.documents.reading import read_documents
+    from gpustackd.store.postgres.inventory import connected
 
     applied: list[Applied] = []
     refused: list[GpustackdError] = []

@@ -18,8 +18,8 @@ def audit(
 
     Example: gpustackd audit -o json
     """
-    from gpustackd.store.audit import RULES, Audit, audit_on
-    from gpustackd.store.inventory import connected
+    from gpustackd.store.audit.audit import RULES, Audit, audit_on
+    from gpustackd.store.postgres.inventory import connected
 
     url = database(config, database_url)
 

@@ -60,9 +60,9 @@ def check(
 
 
 async def _database(found: Settings) -> list[Result]:
-    from gpustackd.store import fitness
-    from gpustackd.store.inventory import connected, revision
-    from gpustackd.store.revision import judge
+    from gpustackd.store.postgres import fitness
+    from gpustackd.store.postgres.inventory import connected, revision
+    from gpustackd.store.postgres.revision import judge
 
     url = found.require_database()
     results: list[Result] = []
@@ -80,7 +80,7 @@ async def _database(found: Settings) -> list[Result]:
 
 
 def _server(version: str, where: str) -> Result:
-    from gpustackd.store.fitness import NEWEST, OLDEST
+    from gpustackd.store.postgres.fitness import NEWEST, OLDEST
 
     if int(version.partition(".")[0]) < OLDEST:
         supported = f"use PostgreSQL {OLDEST} to {NEWEST}"
@@ -106,7 +106,7 @@ def _schema(now: str | None, judge: Callable[[str | None], None]) -> Result:
 
 
 async def _notifications(listen_url: str, sender: Any) -> Result:
-    from gpustackd.store import fitness
+    from gpustackd.store.postgres import fitness
 
     try:
         took = await fitness.hears(listen_url, sender)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from gpustackd.cli.demonstration.narration import Narration
-from gpustackd.cli.demonstration.words import summary, waiting_words
+from gpustackd.cli.demo_summary import summary, waiting_words
 from gpustackd.cli.output import console
+from gpustackd.demo.narration import Narration
 
 if TYPE_CHECKING:
-    from gpustackd.cli.demonstration.replicas import Replica
+    from gpustackd.demo.replica_processes import Replica
     from gpustackd.store.embedded import EmbeddedPostgres
-    from gpustackd.store.inventory import Connection
+    from gpustackd.store.postgres.inventory import Connection
 
 REPLICAS = 3
 LEASE = 2
@@ -82,7 +82,7 @@ def _place(directory: Path | None) -> Iterator[Path]:
 
 
 def _set_the_stage_and_play(told: Narration, where: Path) -> None:
-    from gpustackd.examples.catalogue import write_models
+    from gpustackd.demo.models.catalogue import write_models
     from gpustackd.store.embedded import EmbeddedPostgres
 
     told.say("\nSetting up")
@@ -100,13 +100,13 @@ def _set_the_stage_and_play(told: Narration, where: Path) -> None:
 
 
 async def _play(told: Narration, where: Path, server: EmbeddedPostgres, models: Path) -> None:
-    from gpustackd.cli.demonstration.lost_worker import SETTINGS, lose_a_worker
-    from gpustackd.cli.demonstration.replicas import replicas
-    from gpustackd.cli.demonstration.scaling import scale_up_and_down
-    from gpustackd.examples import folder
-    from gpustackd.store import watch
-    from gpustackd.store.inventory import connected
-    from gpustackd.store.migrate import migrate
+    from gpustackd.demo import watch
+    from gpustackd.demo.lost_worker import SETTINGS, lose_a_worker
+    from gpustackd.demo.models import folder
+    from gpustackd.demo.replica_processes import replicas
+    from gpustackd.demo.scaling import scale_up_and_down
+    from gpustackd.store.postgres.inventory import connected
+    from gpustackd.store.postgres.migrate import migrate
 
     url = server.url()
     with told.step("schema") as notes:
@@ -132,25 +132,25 @@ async def _play(told: Narration, where: Path, server: EmbeddedPostgres, models: 
 
 
 async def _apply(connection: Connection, files: Sequence[Path]) -> str:
-    from gpustackd.store.apply import apply_documents
-    from gpustackd.store.documents import read_documents
-    from gpustackd.store.inventory import Inventory
+    from gpustackd.store.documents.apply import apply_documents
+    from gpustackd.store.documents.reading import read_documents
+    from gpustackd.store.postgres.inventory import InventoryReads
 
     kinds: Counter[str] = Counter()
     for file in files:
         text = await anyio.Path(file).read_text("utf-8")
         kinds.update(a.kind for a in await apply_documents(connection, read_documents(text, file.name)))
-    cards = len(await Inventory(connection).rows("gpus"))
+    cards = len(await InventoryReads(connection).rows("gpus"))
     return f"{kinds['Worker']} workers with {cards} GPUs, {kinds['Model']} models"
 
 
 async def _storm(told: Narration, connection: Connection, made: Sequence[Replica]) -> None:
     """All instances, in bursts of plain SQL; one daemon is killed while it works on a burst."""
-    from gpustackd.cli.demonstration.replicas import KillFirstToWork
-    from gpustackd.examples import folder
-    from gpustackd.store import watch
-    from gpustackd.store.inventory import Inventory
-    from gpustackd.store.statements import statements
+    from gpustackd.demo import watch
+    from gpustackd.demo.models import folder
+    from gpustackd.demo.replica_processes import KillFirstToWork
+    from gpustackd.store.postgres.inventory import InventoryReads
+    from gpustackd.store.postgres.statements import statements
 
     told.say("\nSixty instances by plain SQL, in bursts")
     for number, burst in enumerate(statements(folder() / "instances.sql"), 1):
@@ -164,7 +164,7 @@ async def _storm(told: Narration, connection: Connection, made: Sequence[Replica
                 if held:
                     notes.append(f"taken over when their lease of {LEASE} s was over")
             await watch.decided(connection, PATIENCE)
-            counts = await Inventory(connection).counts()
+            counts = await InventoryReads(connection).counts()
             notes.append(", ".join(f"{n} {state}" for state, n in sorted(counts.items(), reverse=True)))
     found = await watch.speeds(connection)
     told.say(
@@ -178,9 +178,9 @@ async def _storm(told: Narration, connection: Connection, made: Sequence[Replica
 async def _look(told: Narration, connection: Connection) -> None:
     """The models in a table, the fleet in a picture, the waiting instances with their reasons."""
     from gpustackd.cli.picture import WIDTH, legend, picture
-    from gpustackd.store.inventory import Inventory
+    from gpustackd.store.postgres.inventory import InventoryReads
 
-    inventory = Inventory(connection)
+    inventory = InventoryReads(connection)
     instances = await inventory.rows("instances")
     gpus = await inventory.rows("gpus")
     told.say("\nWhat became of them")
@@ -209,7 +209,7 @@ async def _look(told: Narration, connection: Connection) -> None:
 
 async def _free(told: Narration, connection: Connection) -> None:
     """Give a card back and see how soon a waiting instance has it."""
-    from gpustackd.store import watch
+    from gpustackd.demo import watch
 
     told.say("\nA card is given back")
     freed = await watch.free_a_card(connection)
@@ -225,7 +225,7 @@ async def _free(told: Narration, connection: Connection) -> None:
 
 
 async def _audit(told: Narration, connection: Connection) -> None:
-    from gpustackd.store.audit import audit_on
+    from gpustackd.store.audit.audit import audit_on
 
     found = await audit_on(connection)
     told.finding(found.clean, "audit: every rule holds" if found.clean else "audit: rules are broken")

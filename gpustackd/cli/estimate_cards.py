@@ -19,7 +19,7 @@ MOST = 2**50
 
 def card_memory(text: str) -> int:
     """Bytes of one card. Raise UsageError for what is no size of a card."""
-    from gpustackd.store.fields import size
+    from gpustackd.store.documents.fields import size
 
     try:
         memory = size(text)

@@ -17,10 +17,10 @@ from gpustackd.domain.lifecycle import WAITING
 from gpustackd.domain.outcome import Cure, NoFit, Placed
 
 if TYPE_CHECKING:
-    from gpustackd.daemon.explaining import Explained
+    from gpustackd.daemon.whatif.explain import Explanation
     from gpustackd.settings import Settings
-    from gpustackd.store.inventory import Connection
-    from gpustackd.store.postgres import PostgresStore
+    from gpustackd.store.postgres.inventory import Connection
+    from gpustackd.store.postgres.store import PostgresStore
 
 Row = Mapping[str, Any]
 
@@ -59,12 +59,12 @@ def explain(
 async def answer(found: Settings, url: str, name: str) -> dict[str, Any]:
     """Everything that is told of an instance, as data. Raises Refused where there is none of that name,
     DatabaseUnavailable or WrongRevision."""
-    from gpustackd.daemon.compose_standing import uncollected
-    from gpustackd.store.inventory import Inventory
-    from gpustackd.store.snapshot import snapshot
+    from gpustackd.daemon.whatif.compose import uncollected
+    from gpustackd.store.postgres.inventory import InventoryReads
+    from gpustackd.store.postgres.snapshot import snapshot
 
     async with uncollected(), snapshot(url, "gpustackd explain") as (store, connection):
-        inventory = Inventory(connection)
+        inventory = InventoryReads(connection)
         (row,) = await inventory.rows("instances", name)
         decisions = await inventory.decisions(row["id"])
         known = None
@@ -75,13 +75,13 @@ async def answer(found: Settings, url: str, name: str) -> dict[str, Any]:
 
 async def _explained(
     found: Settings, store: PostgresStore, connection: Connection, row: Row
-) -> Explained | None:
+) -> Explanation | None:
     """The decision made anew, as a daemon with these settings would make it."""
-    from gpustackd.daemon.compose_standing import held_by_others, standing_on
-    from gpustackd.daemon.explaining import explained
+    from gpustackd.daemon.whatif.compose import held_by_others, standing_on
+    from gpustackd.daemon.whatif.explain import explain
     from gpustackd.placement.advise.change import Holder
     from gpustackd.ports import Waiting
-    from gpustackd.store.inventory import Inventory
+    from gpustackd.store.postgres.inventory import InventoryReads
 
     queue = await store.waiting(None)
     mine = next((w for w in queue if w.id == row["id"]), None)
@@ -91,14 +91,14 @@ async def _explained(
                        row["priority"], created, 0.0, None)  # fmt: skip
     holders = {
         h["id"]: Holder(h["id"], h["name"], h["model"], h["model_id"], h["priority"])
-        for h in await Inventory(connection).holders()
+        for h in await InventoryReads(connection).holders()
     }
     async with standing_on(store, found, await held_by_others(store, found)) as standing:
-        return await explained(standing, mine, queue, holders)
+        return await explain(standing, mine, queue, holders)
 
 
 def explanation(
-    row: Row, decisions: Sequence[Row], known: Explained | None = None, now: datetime | None = None
+    row: Row, decisions: Sequence[Row], known: Explanation | None = None, now: datetime | None = None
 ) -> dict[str, Any]:
     """The answer as data: `placement` where it has a place, else `waiting`; `history`, newest first."""
     placed = row["worker"] is not None
@@ -127,8 +127,8 @@ def explanation(
     return answer
 
 
-def _waiting(row: Row, latest: Row | None, known: Explained | None, now: datetime) -> dict[str, Any]:
-    from gpustackd.store.change_sql import statements
+def _waiting(row: Row, latest: Row | None, known: Explanation | None, now: datetime) -> dict[str, Any]:
+    from gpustackd.store.documents.change_sql import statements
 
     outcome = known.outcome if known is not None else None
     refusal = outcome if isinstance(outcome, NoFit) else None

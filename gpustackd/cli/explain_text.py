@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gpustackd.cli.get import as_list
 from gpustackd.cli.output import gib, moment, print_table, state
-from gpustackd.domain.lifecycle import State
+from gpustackd.domain.lifecycle import InstanceState
 
 Row = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ def _show_state(out: Console, answer: Row) -> None:
     failures, restarts = placement.get("failures") or 0, placement.get("restart_count") or 0
     if failures or restarts:
         out.print(f"  failed here {_times(failures)}, restarted {_times(restarts)} since it last ran stably")
-    if answer["state"] == State.ERROR:
+    if answer["state"] == InstanceState.ERROR:
         if placement.get("restart_on_error") is False:
             out.print("  it is not restarted: restart_on_error of its model is false")
         else:

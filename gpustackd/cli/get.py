@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], Any]]
 
 
-class Kind(StrEnum):
+class ResourceKind(StrEnum):
     """What can be listed."""
 
     CLUSTERS = "clusters"
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 def get(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[ResourceKind, typer.Argument(help="What to list.")],
     name: Annotated[
         str | None, typer.Argument(help="Only this one; a GPU is worker:type:index, or all of a worker.")
     ] = None,
@@ -41,13 +41,13 @@ def get(
 
     Example: gpustackd get instances -o wide
     """
-    from gpustackd.store.inventory import Inventory, connected
+    from gpustackd.store.postgres.inventory import InventoryReads, connected
 
     url = database(config, database_url)
 
     async def run() -> list[dict[str, Any]]:
         async with connected(url, "gpustackd get") as connection:
-            return await Inventory(connection).rows(kind.value, name)
+            return await InventoryReads(connection).rows(kind.value, name)
 
     rows = anyio.run(run)
     if output is Output.JSON:
@@ -137,15 +137,15 @@ def first_line(text: str | None, limit: int = 90) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-_COLUMNS: Mapping[Kind, Sequence[Column]] = {
-    Kind.CLUSTERS: [
+_COLUMNS: Mapping[ResourceKind, Sequence[Column]] = {
+    ResourceKind.CLUSTERS: [
         ("NAME", lambda r: r["name"]),
         ("WORKERS", lambda r: r["workers"]),
         ("READY", lambda r: r["ready"]),
         ("GPUS", lambda r: r["gpus"]),
         ("MODELS", lambda r: r["models"]),
     ],
-    Kind.WORKERS: [
+    ResourceKind.WORKERS: [
         ("NAME", lambda r: r["name"]),
         ("CLUSTER", lambda r: r["cluster"]),
         ("STATE", lambda r: state(r["state"])),
@@ -155,7 +155,7 @@ _COLUMNS: Mapping[Kind, Sequence[Column]] = {
         ("INSTANCES", lambda r: r["instances"]),
         ("", lambda r: "OVER-COMMITTED" if r["over_committed"] else ""),
     ],
-    Kind.GPUS: [
+    ResourceKind.GPUS: [
         ("WORKER", lambda r: r["worker"]),
         ("GPU", lambda r: f"{r['type']}:{r['index']}"),
         ("NAME", lambda r: r["name"]),
@@ -163,14 +163,14 @@ _COLUMNS: Mapping[Kind, Sequence[Column]] = {
         ("OPEN", lambda r: r["open"]),
         ("HELD BY", lambda r: ", ".join(i["name"] for i in r["instances"]) or "-"),
     ],
-    Kind.MODELS: [
+    ResourceKind.MODELS: [
         ("NAME", lambda r: r["name"]),
         ("SOURCE", lambda r: r["source"]),
         ("WHERE", lambda r: first_line(r["location"])),
         ("REPLICAS", lambda r: r["replicas"]),
         ("STATES", _states),
     ],
-    Kind.INSTANCES: [
+    ResourceKind.INSTANCES: [
         ("NAME", lambda r: r["name"]),
         ("MODEL", lambda r: r["model"]),
         ("STATE", lambda r: state(r["state"])),
@@ -179,27 +179,27 @@ _COLUMNS: Mapping[Kind, Sequence[Column]] = {
     ],
 }
 
-_MORE: Mapping[Kind, Sequence[Column]] = {
-    Kind.CLUSTERS: [("ID", lambda r: r["id"])],
-    Kind.WORKERS: [
+_MORE: Mapping[ResourceKind, Sequence[Column]] = {
+    ResourceKind.CLUSTERS: [("ID", lambda r: r["id"])],
+    ResourceKind.WORKERS: [
         ("IP", lambda r: r["ip"]),
         ("LABELS", lambda r: ",".join(f"{k}={v}" for k, v in sorted((r["labels"] or {}).items())) or "-"),
         ("MESSAGE", lambda r: first_line(r["state_message"])),
         ("HEARTBEAT", lambda r: r["heartbeat_at"]),
     ],
-    Kind.GPUS: [
+    ResourceKind.GPUS: [
         ("UUID", lambda r: r["uuid"]),
         ("IN USE", lambda r: gib(r["vram_used"])),
         ("SCHEDULABLE", lambda r: r["schedulable"]),
     ],
-    Kind.MODELS: [
+    ResourceKind.MODELS: [
         ("CLUSTER", lambda r: r["cluster"]),
         ("BACKEND", lambda r: r["backend"]),
         ("CATEGORIES", lambda r: _joined(r["categories"], ", ")),
         ("PRIORITY", lambda r: r["priority"]),
         ("PARAMETERS", lambda r: _joined(r["backend_parameters"], " ")),
     ],
-    Kind.INSTANCES: [
+    ResourceKind.INSTANCES: [
         ("VRAM", lambda r: gib(r["vram"])),
         ("RAM", lambda r: gib(r["ram"])),
         ("PRIORITY", lambda r: r["priority"]),

@@ -25,7 +25,7 @@ def migrate(
 
     Example: gpustackd migrate
     """
-    from gpustackd.store import migrate as schema
+    from gpustackd.store.postgres import migrate as schema
 
     if sql:
         print(schema.sql(to))

@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from gpustackd.cli.output import STATE_STYLES
-from gpustackd.store.inventory import by_worker
+from gpustackd.store.postgres.inventory import by_worker
 
 Row = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from gpustackd.cli.output import console, print_json
 from gpustackd.domain.outcome import NoFit, Placed
 
 if TYPE_CHECKING:
-    from gpustackd.daemon.plan import Plan, Trial
+    from gpustackd.daemon.whatif.plan import Plan, PlannedDecision
     from gpustackd.settings import Settings
 
 Row = Mapping[str, Any]
@@ -53,8 +53,8 @@ def plan(
 async def answer(found: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The plan of documents, each a (text, name) of a file, as data. Raises Refused where `apply` would
     refuse one, DatabaseUnavailable or WrongRevision."""
-    from gpustackd.daemon.compose_standing import planned, uncollected
-    from gpustackd.store.documents import read_documents
+    from gpustackd.daemon.whatif.compose import planned, uncollected
+    from gpustackd.store.documents.reading import read_documents
 
     files = [read_documents(text, name) for text, name in texts]
     async with uncollected(), planned(url, found, files) as (made, names):
@@ -89,7 +89,7 @@ def answer_of(made: Plan, names: Mapping[int, tuple[str, str]]) -> dict[str, Any
     }  # fmt: skip
 
 
-def _placement(trial: Trial, outcome: Placed) -> dict[str, Any]:
+def _placement(trial: PlannedDecision, outcome: Placed) -> dict[str, Any]:
     placement = outcome.placement
     parts = [
         {
@@ -105,7 +105,7 @@ def _placement(trial: Trial, outcome: Placed) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _refusal(trial: Trial, outcome: NoFit) -> dict[str, Any]:
+def _refusal(trial: PlannedDecision, outcome: NoFit) -> dict[str, Any]:
     return {
         "instance": trial.name, "model": trial.model, "new": trial.new, "message": outcome.message,
         "reasons": [r.as_json() for r in outcome.reasons],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpustackd.domain.columns import UNKNOWN
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.columns import UNKNOWN
+from gpustackd.domain.fleet.fleet import Fleet
 
 Row = dict[str, Any]
 

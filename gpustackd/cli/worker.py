@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpustackd.agent.simulated import Script
     from gpustackd.observe.logging import Log
     from gpustackd.settings import Settings
-    from gpustackd.store.inventory import Connection
+    from gpustackd.store.postgres.inventory import Connection
 
 
 def worker(
@@ -132,7 +132,7 @@ async def _simulate(
     found: Settings, names: list[str], documents: list[dict[str, Any]], script: Script
 ) -> None:
     from gpustackd.agent import register
-    from gpustackd.store import worker_side
+    from gpustackd.store.postgres import worker_side
 
     async def setup(connection: Connection, log: Log) -> Sequence[str]:
         there = await worker_side.worker_states(connection, names)

@@ -14,21 +14,21 @@ import anyio
 
 from gpustackd import __version__
 from gpustackd.daemon.configure import reader_options, worker_token
-from gpustackd.daemon.daemon import Daemon
-from gpustackd.daemon.path_probe import PROBE_CONNECT, PROBE_TOTAL, PathProbe
-from gpustackd.daemon.reports import Reports
-from gpustackd.daemon.session import Identity
+from gpustackd.daemon.scheduling.file_locations import FileLocations
+from gpustackd.daemon.scheduling.path_probe import PROBE_CONNECT, PROBE_TOTAL, PathProbe
+from gpustackd.daemon.session import ReplicaIdentity
 from gpustackd.daemon.stopping import Stopping
-from gpustackd.daemon.surroundings import Surroundings
+from gpustackd.daemon.supervisor import Supervisor
+from gpustackd.daemon.surface.reporter import Reporter
 from gpustackd.errors import DatabaseUnavailable
 from gpustackd.observe.logging import Log, start_logging
 from gpustackd.observe.metrics import Metrics
-from gpustackd.ports import Health
+from gpustackd.ports import DatabaseHealth
 from gpustackd.settings import Settings
 from gpustackd.sources.reader import Reader
-from gpustackd.sources.worker_files import WorkerFiles
-from gpustackd.store.postgres import PostgresStore
-from gpustackd.store.revision import judge
+from gpustackd.sources.workers.file_api import WorkerFiles
+from gpustackd.store.postgres.revision import judge
+from gpustackd.store.postgres.store import PostgresStore
 
 _STARTING = 60.0
 """Seconds that a database in its start or recovery is waited for."""
@@ -60,7 +60,7 @@ async def _run(settings: Settings, embedded: Path | None, migrate: bool, stoppin
         else:
             url, listen_url = settings.require_database(), settings.require_listen_database()
         if migrate:
-            from gpustackd.store.migrate import migrate as bring_up_to_date
+            from gpustackd.store.postgres.migrate import migrate as bring_up_to_date
 
             await bring_up_to_date(listen_url)
         store = await PostgresStore.open(url, settings.pool_size, pooled=url != listen_url, replica=name)
@@ -72,21 +72,29 @@ async def _run(settings: Settings, embedded: Path | None, migrate: bool, stoppin
             "Log lines that could not be written",
             lambda: logging.writer.dropped,
         )
-        reports = Reports(logging.log, metrics)
-        around = Surroundings()
+        reports = Reporter(logging.log, metrics)
+        around = FileLocations()
         models = await stack.enter_async_context(
             Reader(reader_options(settings), hosts=around.hosts, known_size=around.known_size)
         )
         files = WorkerFiles(worker_token(settings), total=PROBE_TOTAL, connect=PROBE_CONNECT)
         stack.push_async_callback(files.aclose)
         paths = PathProbe(files, around, monotonic)
-        daemon = Daemon(
-            settings, Identity(uuid4(), name), store, models, around, paths, listen_url, reports, stopping
+        daemon = Supervisor(
+            settings,
+            ReplicaIdentity(uuid4(), name),
+            store,
+            models,
+            around,
+            paths,
+            listen_url,
+            reports,
+            stopping,
         )
         await daemon.run()
 
 
-async def _first_look(store: PostgresStore, log: Log) -> Health:
+async def _first_look(store: PostgresStore, log: Log) -> DatabaseHealth:
     """What the database says of itself. One that is just starting, or recovers from a crash, is waited for:
     hosts and their database often start together. Raise DatabaseUnavailable."""
     until = monotonic() + _STARTING

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from gpustackd.daemon.replicas import AT_ONCE, ReplicaPolicy
-from gpustackd.domain.windows import Windows
+from gpustackd.daemon.reconcile.replicas import AT_ONCE, ReplicaPolicy
+from gpustackd.domain.timeouts import Timeouts
 from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
-from gpustackd.replicas.chain import Weights
+from gpustackd.replicas.retention_score import RetentionWeights
 from gpustackd.settings import Settings
 from gpustackd.sources.library import ReaderOptions
 
@@ -32,7 +32,7 @@ def replica_policy(settings: Settings) -> ReplicaPolicy:
     """What the settings say of replicas. Most of the pool's connections stay free for placing."""
     knobs = settings.knobs
     return ReplicaPolicy(
-        weights=Weights(
+        weights=RetentionWeights(
             knobs.scheduler_scale_down_status_max_score,
             knobs.scheduler_scale_down_offload_max_score,
             knobs.scheduler_scale_down_placement_max_score,
@@ -46,10 +46,10 @@ def replica_policy(settings: Settings) -> ReplicaPolicy:
     )
 
 
-def windows(settings: Settings) -> Windows:
+def windows(settings: Settings) -> Timeouts:
     """How long is waited for workers and placed instances."""
     knobs = settings.knobs
-    return Windows(
+    return Timeouts(
         interval=knobs.worker_heartbeat_interval,
         grace=knobs.worker_heartbeat_grace_period,
         reschedule=knobs.model_instance_reschedule_grace_period,

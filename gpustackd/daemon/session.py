@@ -15,28 +15,28 @@ from uuid import UUID
 
 import anyio
 
-from gpustackd.daemon.analyse import Analysis
-from gpustackd.daemon.care import Loop
-from gpustackd.daemon.catalogue import Catalogue
-from gpustackd.daemon.demand_mix import DemandMix
-from gpustackd.daemon.desk import Desk
-from gpustackd.daemon.gathering import Gathering
-from gpustackd.daemon.intake import Intake
-from gpustackd.daemon.judge import Judge
-from gpustackd.daemon.leases import Leases
-from gpustackd.daemon.path_probe import PathProbe
-from gpustackd.daemon.replicas import Replicas
-from gpustackd.daemon.reports import Reports
-from gpustackd.daemon.schedule import Scheduling
-from gpustackd.daemon.surroundings import Surroundings
-from gpustackd.daemon.unique_queue import UniqueQueue
-from gpustackd.daemon.usage import Usage
-from gpustackd.daemon.view import View
-from gpustackd.daemon.weighing import Order, Weighing
+from gpustackd.daemon.queue.instance_queue import InstanceQueue
+from gpustackd.daemon.queue.ordering import QueueOrder, QueueOrdering
+from gpustackd.daemon.queue.wakeups import Wakeups
+from gpustackd.daemon.reconcile.leases import Leases
+from gpustackd.daemon.reconcile.loops import Loop
+from gpustackd.daemon.reconcile.replicas import ReplicaSync
+from gpustackd.daemon.scheduling.analysis import Analysis
+from gpustackd.daemon.scheduling.decide_loop import Scheduling
+from gpustackd.daemon.scheduling.decider import Decider
+from gpustackd.daemon.scheduling.demand_mix import DemandMix
+from gpustackd.daemon.scheduling.file_locations import FileLocations
+from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
+from gpustackd.daemon.scheduling.gpu_usage import GpuUsage
+from gpustackd.daemon.scheduling.intake import Intake
+from gpustackd.daemon.scheduling.model_catalog import ModelCatalog
+from gpustackd.daemon.scheduling.path_probe import PathProbe
+from gpustackd.daemon.scheduling.work_state import WorkState
+from gpustackd.daemon.surface.reporter import Reporter
 from gpustackd.errors import Contended, DatabaseUnavailable, WrongRevision
 from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
-from gpustackd.ports import Health, ModelReader, Store
+from gpustackd.ports import DatabaseHealth, ModelReader, Store
 
 _HEALTH_EVERY = 2.0
 _LAST_WORK = 5.0
@@ -44,7 +44,7 @@ _LAST_WORK = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ReplicaIdentity:
     """Who this replica is: `owner` is new at every start of the process, the name may be used again."""
 
     owner: UUID
@@ -57,23 +57,23 @@ class Session:
     def __init__(
         self,
         *,
-        identity: Identity,
+        identity: ReplicaIdentity,
         store: Store,
         reader: ModelReader,
         policy: Policy,
         lease: float,
         concurrency: int,
-        gathering: Gathering,
-        reports: Reports,
+        gathering: Wakeups,
+        reports: Reporter,
         beat: Callable[[], None],
-        healthy: Callable[[Health], None],
+        healthy: Callable[[DatabaseHealth], None],
         judge_revision: Callable[[str | None], None],
-        around: Surroundings,
+        around: FileLocations,
         paths: PathProbe,
         usage_fresh: float | None,
-        replicas: Callable[[View], Replicas],
-        care: Callable[[View, Catalogue, Judge], Sequence[Loop]],
-        order: Order = Order.PRIORITY,
+        replicas: Callable[[FleetFeed], ReplicaSync],
+        care: Callable[[FleetFeed, ModelCatalog, Decider], Sequence[Loop]],
+        order: QueueOrder = QueueOrder.PRIORITY,
     ) -> None:
         """`usage_fresh`: seconds for which a usage sample is trusted; None = others' memory never counts."""
         self._identity = identity
@@ -93,9 +93,9 @@ class Session:
         self._replicas = replicas
         self._care = care
         self._order = order
-        self.queue = UniqueQueue(monotonic)
-        self.view = View(store, reports.worker_state)
-        self.desk = Desk()
+        self.queue = InstanceQueue(monotonic)
+        self.view = FleetFeed(store, reports.worker_state)
+        self.desk = WorkState()
 
     async def run(self, stop: anyio.Event, started: Callable[[], None]) -> None:
         """Work until `stop` is set, then finish or hand back what is under way."""
@@ -105,12 +105,12 @@ class Session:
         await self.view.load()
         self._around.fleet = self.view.fleet
         draft = PREFER_DRAFT_WEIGHTS in self._policy.prefer
-        catalogue = Catalogue(self._store, self._reader, self._reports, monotonic, count_draft=draft)
-        judge = Judge(self.view, self._policy, self._reports)
+        catalogue = ModelCatalog(self._store, self._reader, self._reports, monotonic, count_draft=draft)
+        judge = Decider(self.view, self._policy, self._reports)
         judge.set_paths(self._paths.facts)
         judge.mix = DemandMix(self.view, catalogue, self.desk.rows, monotonic)
         self._paths.changed, self._paths.tell = judge.set_paths, self._gathering.tell
-        usage = Usage(
+        usage = GpuUsage(
             store=self._store,
             view=self.view,
             fresh=self._usage_fresh,
@@ -119,7 +119,7 @@ class Session:
         )
         self._reports.attach(self.queue, self.view, self.desk)
         async with anyio.create_task_group() as reading, anyio.create_task_group() as tasks:
-            weighing = Weighing(
+            weighing = QueueOrdering(
                 self._order, self._policy.strategy, catalogue=catalogue, view=self.view,
                 gathering=self._gathering, paths=self._paths, tasks=reading, clock=monotonic,
                 reports=self._reports,

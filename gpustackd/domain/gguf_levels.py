@@ -43,7 +43,7 @@ class Level:
     """Every layer is on a device."""
 
 
-class Sizes(Protocol):
+class LevelSizes(Protocol):
     """Sizes one model with its flags. Pure: equal questions have equal answers; kept results are the
     implementation's business."""
 
@@ -69,7 +69,7 @@ class Sizes(Protocol):
 class GgufNeed:
     """What an instance of a GGUF model asks, beyond what every model does."""
 
-    sizes: Sizes
+    sizes: LevelSizes
     distributable: bool = True
     """Whether layers may lie on several workers (never for adapters; for every model)."""
     image: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class State(StrEnum):
+class InstanceState(StrEnum):
     """State of a model instance (column `model_instances.state`)."""
 
     PENDING = "PENDING"
@@ -33,19 +33,19 @@ class WorkerState(StrEnum):
     ERROR = "ERROR"
 
 
-WAITING = frozenset({State.PENDING, State.ANALYZING})
+WAITING = frozenset({InstanceState.PENDING, InstanceState.ANALYZING})
 """States without a placement, ever."""
 
-TAKEN = (State.INITIALIZING, State.DOWNLOADING, State.STARTING, State.RUNNING)
+TAKEN = (InstanceState.INITIALIZING, InstanceState.DOWNLOADING, InstanceState.STARTING, InstanceState.RUNNING)
 """States that a worker reports once it took a SCHEDULED row, in their order."""
 
-PLACED = frozenset({State.SCHEDULED, State.UNREACHABLE, *TAKEN})
+PLACED = frozenset({InstanceState.SCHEDULED, InstanceState.UNREACHABLE, *TAKEN})
 """States that always hold a placement. ERROR holds one or none."""
 
-_ORDER = (State.SCHEDULED, *TAKEN)
+_ORDER = (InstanceState.SCHEDULED, *TAKEN)
 
 
-def lawful(old: State, new: State, *, placement_cleared: bool = False) -> bool:
+def lawful(old: InstanceState, new: InstanceState, *, placement_cleared: bool = False) -> bool:
     """Whether an instance may move from `old` to `new` (contract section 6, rule 6).
 
     `placement_cleared` says that the same write clears the placement and raises the epoch, which is
@@ -53,16 +53,16 @@ def lawful(old: State, new: State, *, placement_cleared: bool = False) -> bool:
     """
     if old == new:
         return True
-    if new is State.PENDING:
-        return old is State.ANALYZING or placement_cleared
-    if old is State.PENDING:
-        return new is State.ANALYZING
-    if old is State.ANALYZING:
-        return new in (State.SCHEDULED, State.ERROR)
-    if new in (State.ERROR, State.UNREACHABLE):
-        return True if new is State.ERROR else old is not State.ERROR
-    if old is State.ERROR:
-        return new is State.SCHEDULED
-    if old is State.UNREACHABLE:
+    if new is InstanceState.PENDING:
+        return old is InstanceState.ANALYZING or placement_cleared
+    if old is InstanceState.PENDING:
+        return new is InstanceState.ANALYZING
+    if old is InstanceState.ANALYZING:
+        return new in (InstanceState.SCHEDULED, InstanceState.ERROR)
+    if new in (InstanceState.ERROR, InstanceState.UNREACHABLE):
+        return True if new is InstanceState.ERROR else old is not InstanceState.ERROR
+    if old is InstanceState.ERROR:
+        return new is InstanceState.SCHEDULED
+    if old is InstanceState.UNREACHABLE:
         return new in TAKEN
     return new in _ORDER and _ORDER.index(new) > _ORDER.index(old)

@@ -14,7 +14,7 @@ DOWNLOADING = "downloading:"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class FileOrigin:
     """A repository of a hub at a revision (None = its default), or a path."""
 
     source: Source
@@ -36,13 +36,13 @@ class Origin:
         return self.name if self.source is Source.LOCAL_PATH else None
 
 
-def adapter_origins(spec: ModelSpec) -> tuple[Origin, ...]:
+def adapter_origins(spec: ModelSpec) -> tuple[FileOrigin, ...]:
     """Where the entries of `lora_list` live (estimate spec section 3); entries without a name or with an
     unknown source are left out."""
     return tuple(o for entry in spec.lora_list if (o := _adapter(entry)) is not None)
 
 
-def draft_origin(spec: ModelSpec) -> Origin | None:
+def draft_origin(spec: ModelSpec) -> FileOrigin | None:
     """Where the draft model of a speculative configuration lives: a path, else a repository of the hub that
     the model itself is from."""
     raw = (spec.speculative_config or {}).get("draft_model")
@@ -51,12 +51,12 @@ def draft_origin(spec: ModelSpec) -> Origin | None:
     if not isinstance(raw, str) or not raw:
         return None
     if raw.startswith("/"):
-        return Origin(Source.LOCAL_PATH, raw)
+        return FileOrigin(Source.LOCAL_PATH, raw)
     hub = Source.MODEL_SCOPE if spec.source is Source.MODEL_SCOPE else Source.HUGGINGFACE
-    return Origin(hub, raw)
+    return FileOrigin(hub, raw)
 
 
-def _adapter(entry: Mapping[str, Any]) -> Origin | None:
+def _adapter(entry: Mapping[str, Any]) -> FileOrigin | None:
     def text(key: str) -> str:
         value = entry.get(key)
         return value if isinstance(value, str) else ""
@@ -68,6 +68,6 @@ def _adapter(entry: Mapping[str, Any]) -> Origin | None:
         return None
     if source == Source.LOCAL_PATH:
         path = text("local_path") or repo
-        return Origin(Source.LOCAL_PATH, path) if path else None
+        return FileOrigin(Source.LOCAL_PATH, path) if path else None
     column = "model_scope_file_path" if source == Source.MODEL_SCOPE else "huggingface_filename"
-    return Origin(Source(source), repo or name, file=text(column) or None)
+    return FileOrigin(Source(source), repo or name, file=text(column) or None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpustackd.domain import backend_parameters
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import SKIP_EVALUATION, ModelSpec
 from gpustackd.domain.outcome import Reason
 from gpustackd.errors import BadRow, ModelUnreadable

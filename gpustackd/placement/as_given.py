@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.placement.fit.rules import Rules
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.fit.cards import Cards, alone, ram_holds

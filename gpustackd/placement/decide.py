@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import NoFit, Placed, Placement
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.engines import rules_of

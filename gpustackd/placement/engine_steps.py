@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet import Ints
+from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement import gguf, npus, pooled
 from gpustackd.placement.fit.seat import Choice, Seat

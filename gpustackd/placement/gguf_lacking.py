@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustackd.domain.fleet import Ints
+from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.fit.cards import Cards

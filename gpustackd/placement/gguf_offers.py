@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.gguf import MOST_DEVICES
 from gpustackd.placement.fit.gguf_plan import Planner

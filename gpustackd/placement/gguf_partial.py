@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpustackd.domain.fleet import Ints
+from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.placement import gguf_lacking
 from gpustackd.placement.fit.cards import Cards
 from gpustackd.placement.fit.seat import Choice, Offload, Seat

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet import Ints
+from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement import gguf_peer_lacking as lacking

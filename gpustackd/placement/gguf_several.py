@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.fleet.fleet import Bools, Ints
 from gpustackd.placement.fit.cards import Cards
 from gpustackd.placement.fit.gguf_plan import Choosing, Room
 from gpustackd.placement.fit.seat import Offload, Seat

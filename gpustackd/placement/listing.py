@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpustackd.domain.fleet import Ints
+from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.placement.as_given import types, walk
 from gpustackd.placement.engine_steps import EngineStep
 from gpustackd.placement.fit.seat import Choice, Seat

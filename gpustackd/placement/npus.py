@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.fleet.fleet import Bools, Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement import npus_lacking
 from gpustackd.placement.fit.cards import Cards, cards, ram_holds

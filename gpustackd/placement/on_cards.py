@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.outcome import Placed
-from gpustackd.domain.rows import GpuRow, WorkerRow
 from gpustackd.placement.decide import decide
 from gpustackd.placement.fit.mindie import NPU
 from gpustackd.placement.policy import Policy, Subject

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import Ints
+from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.fit.limit import mask
 from gpustackd.placement.fit.one_worker import memory_groups

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet import UNKNOWN, Bools, Ints
+from gpustackd.domain.fleet.fleet import UNKNOWN, Bools, Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.domain.pools import InstanceType, Pools
 from gpustackd.errors import BadRow

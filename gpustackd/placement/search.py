@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.domain.fleet.fleet import Fleet, Ints
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import PoolStep
 from gpustackd.placement.engine_steps import engine_steps

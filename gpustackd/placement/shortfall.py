@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.fleet import UNKNOWN, Fleet, Ints
+from gpustackd.domain.fleet.fleet import UNKNOWN, Fleet, Ints
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement import barred
 from gpustackd.placement.filters.cluster import workers

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import Ints
+from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.score.besides import Part

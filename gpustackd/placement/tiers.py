@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.domain.fleet.fleet import Fleet, Ints
 from gpustackd.placement.fit.cards import Cards, alone, cards
 from gpustackd.placement.fit.one_worker import Several, alike, chosen, several
 from gpustackd.placement.fit.rules import Rules, Taking

@@ -32,7 +32,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ReplicaSlot:
     """Instances to add: their number, and of members of a group the role and the group."""
 
     number: int
@@ -41,10 +41,10 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class ReplicaSteps:
     """Ids to write on. Nothing in it = the number is right."""
 
-    add: tuple[Seat, ...] = ()
+    add: tuple[ReplicaSlot, ...] = ()
     delete: tuple[int, ...] = ()
     drain: tuple[int, ...] = ()
     take_back: tuple[int, ...] = ()
@@ -57,32 +57,32 @@ class Steps:
         return bool(self.add or self.delete or self.drain or self.take_back)
 
 
-def steps(asked: Asked, there: Sequence[Replica], rank: Rank) -> Steps:
+def steps(asked: Asked, there: Sequence[Replica], rank: Rank) -> ReplicaSteps:
     """What has to be done for a model with these rows."""
     if asked.roles:
         return _of_group(asked, there, rank)
     if strays := [r.id for r in there if r.role is not None]:
         # The model had roles once: those rows run parts of something that is no more.
-        return Steps(delete=tuple(sorted(strays)))
-    return _of_one(asked.replicas, there, rank, asked.window, Seat(0))
+        return ReplicaSteps(delete=tuple(sorted(strays)))
+    return _of_one(asked.replicas, there, rank, asked.window, ReplicaSlot(0))
 
 
-def _of_group(asked: Asked, there: Sequence[Replica], rank: Rank) -> Steps:
+def _of_group(asked: Asked, there: Sequence[Replica], rank: Rank) -> ReplicaSteps:
     """Each role of the current generation by itself; what belongs to no generation goes.
 
     A generation is formed as a whole elsewhere; here its members are kept at their numbers.
     """
     if asked.replicas == 0:
-        return Steps(delete=tuple(sorted(r.id for r in there)))
+        return ReplicaSteps(delete=tuple(sorted(r.id for r in there)))
     current = _current(there)
     strays = [r.id for r in there if r.group_id != current or r.role not in asked.roles]
-    found = [Steps(delete=tuple(strays))]
+    found = [ReplicaSteps(delete=tuple(strays))]
     if current is not None:
         for role, number in asked.roles.items():
             members = [r for r in there if r.group_id == current and r.role == role]
-            found.append(_of_one(number, members, rank, asked.window, Seat(0, role, current)))
+            found.append(_of_one(number, members, rank, asked.window, ReplicaSlot(0, role, current)))
     dues = [s.due_in for s in found if s.due_in is not None]
-    return Steps(
+    return ReplicaSteps(
         tuple(seat for s in found for seat in s.add),
         tuple(sorted(i for s in found for i in s.delete)),
         tuple(i for s in found for i in s.drain),
@@ -98,7 +98,9 @@ def _current(there: Sequence[Replica]) -> str | None:
     return max(members, key=lambda g: (members[g], newest[g], g), default=None)
 
 
-def _of_one(number: int, there: Sequence[Replica], rank: Rank, window: float, seat: Seat) -> Steps:
+def _of_one(
+    number: int, there: Sequence[Replica], rank: Rank, window: float, seat: ReplicaSlot
+) -> ReplicaSteps:
     live = [r for r in there if r.draining_for is None]
     draining = [r for r in there if r.draining_for is not None]
     # Whoever drains serves still: the best of them come back before anything new is started.
@@ -124,8 +126,8 @@ def _of_one(number: int, there: Sequence[Replica], rank: Rank, window: float, se
             delete.append(victim.id)
     missing = number - len(live) - len(back) + len(surplus)
     dues = [_left(r, window) for r in leaving if r.id not in delete]
-    return Steps(
-        (Seat(missing, seat.role, seat.group_id),) if missing > 0 else (),
+    return ReplicaSteps(
+        (ReplicaSlot(missing, seat.role, seat.group_id),) if missing > 0 else (),
         tuple(sorted(delete)),
         tuple(drain),
         tuple(r.id for r in back),

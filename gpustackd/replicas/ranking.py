@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpustackd.domain.lifecycle import WorkerState
-from gpustackd.replicas.chain import Weights, scores
-from gpustackd.replicas.placement import Places
+from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.replica import Replica
+from gpustackd.replicas.retention_score import RetentionWeights, scores
 
 Key = tuple[float, ...]
 
 
 def ranked(
     candidates: Sequence[Replica],
-    weights: Weights,
-    places: Places,
+    weights: RetentionWeights,
+    places: PlacementScores,
     peers: Sequence[Replica] | None = None,
     *,
     compat: bool = False,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpustackd.domain.lifecycle import TAKEN, State, WorkerState
+from gpustackd.domain.lifecycle import TAKEN, InstanceState, WorkerState
 
 _LOST = frozenset({WorkerState.NOT_READY, WorkerState.UNREACHABLE, WorkerState.DELETING, WorkerState.ERROR})
 
@@ -32,7 +32,7 @@ class Replica:
     """One row of `model_instances`, with the state of its main worker."""
 
     id: int
-    state: State | None
+    state: InstanceState | None
     """None = a state that nobody knows."""
     worker_id: int | None = None
     worker_state: WorkerState | None = None
@@ -60,12 +60,12 @@ class Replica:
     @property
     def serving(self) -> bool:
         """Whether requests may be under way in it: RUNNING on a worker that is not lost."""
-        return self.state is State.RUNNING and self.placed and self.worker_state not in _LOST
+        return self.state is InstanceState.RUNNING and self.placed and self.worker_state not in _LOST
 
     @property
     def healthy(self) -> bool:
         """RUNNING on a READY worker."""
-        return self.state is State.RUNNING and self.worker_state is WorkerState.READY
+        return self.state is InstanceState.RUNNING and self.worker_state is WorkerState.READY
 
     @property
     def progress(self) -> int:
@@ -87,7 +87,7 @@ def replica(row: Mapping[str, Any]) -> Replica:
     claim = claim if isinstance(claim, Mapping) else None
     return Replica(
         id=int(row["id"]),
-        state=_known(State, row.get("state")),
+        state=_known(InstanceState, row.get("state")),
         worker_id=worker_id,
         worker_state=_known(WorkerState, row.get("worker_state")),
         main=_hold(worker_id, kind, row.get("gpu_indexes"), claim),

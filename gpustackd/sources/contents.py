@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources import bounded_json, safetensors_header, weight_files
-from gpustackd.sources.files import Files
+from gpustackd.sources.files import ModelFiles
+from gpustackd.sources.formats import bounded_json, safetensors_header, weight_files
 
 CONFIG = "config.json"
 MODEL_INDEX = "model_index.json"
@@ -24,7 +24,7 @@ HEADERS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightFiles:
     """The files that an engine loads. `total` in bytes on disk."""
 
     total: int
@@ -34,7 +34,7 @@ class Weights:
     warnings: tuple[str, ...] = ()
 
 
-async def read_config(files: Files) -> Mapping[str, Any] | None:
+async def read_config(files: ModelFiles) -> Mapping[str, Any] | None:
     """`config.json` of a model; None where it has none."""
     if CONFIG not in files.sizes:
         return None
@@ -42,7 +42,7 @@ async def read_config(files: Files) -> Mapping[str, Any] | None:
     return bounded_json.parse_object(data, f"{files.label}/{CONFIG}")
 
 
-async def read_model_index(files: Files) -> Any | None:
+async def read_model_index(files: ModelFiles) -> Any | None:
     """`model_index.json` of a pipeline; None where there is none."""
     if MODEL_INDEX not in files.sizes:
         return None
@@ -50,7 +50,9 @@ async def read_model_index(files: Files) -> Any | None:
     return bounded_json.parse(data, f"{files.label}/{MODEL_INDEX}")
 
 
-async def read_weights(files: Files, model_index: Any | None = None, *, big: anyio.Semaphore) -> Weights:
+async def read_weights(
+    files: ModelFiles, model_index: Any | None = None, *, big: anyio.Semaphore
+) -> WeightFiles:
     """Size the weights: of the directory itself, or of a pipeline's components with its `model_index`.
 
     Raise ModelUnreadable where there are none, some are missing, or a header cannot be true. `big` lets one
@@ -76,10 +78,12 @@ async def read_weights(files: Files, model_index: Any | None = None, *, big: any
                 by_dtype[dtype] = by_dtype.get(dtype, 0) + size
     if not any(sizes.values()):
         raise ModelUnreadable("no_weights", f"the weight files of {files.label} are empty", retryable=True)
-    return Weights(sum(sizes.values()), chosen, MappingProxyType(by_dtype), tuple(warnings))
+    return WeightFiles(sum(sizes.values()), chosen, MappingProxyType(by_dtype), tuple(warnings))
 
 
-async def read_header(files: Files, name: str, big: anyio.Semaphore) -> safetensors_header.Header:
+async def read_header(
+    files: ModelFiles, name: str, big: anyio.Semaphore
+) -> safetensors_header.SafetensorsHeader:
     """The header of one file: its length first, then as many bytes as it says, if the file has them."""
     label, size = f"{files.label}/{name}", files.sizes[name]
     first = await files.read_range(name, 0, safetensors_header.LENGTH_BYTES if files.cheap else FIRST_READ)
@@ -93,7 +97,9 @@ async def read_header(files: Files, name: str, big: anyio.Semaphore) -> safetens
         return await _rest(files, name, first, length, label)
 
 
-async def _rest(files: Files, name: str, first: bytes, length: int, label: str) -> safetensors_header.Header:
+async def _rest(
+    files: ModelFiles, name: str, first: bytes, length: int, label: str
+) -> safetensors_header.SafetensorsHeader:
     have = first[safetensors_header.LENGTH_BYTES :] if not files.cheap else b""
     start = safetensors_header.LENGTH_BYTES + len(have)
     rest = await files.read_range(name, start, length - len(have))
@@ -102,18 +108,20 @@ async def _rest(files: Files, name: str, first: bytes, length: int, label: str) 
     return await _parse(files, have + rest, files.sizes[name], label)
 
 
-async def _parse(files: Files, header: bytes, size: int, label: str) -> safetensors_header.Header:
+async def _parse(
+    files: ModelFiles, header: bytes, size: int, label: str
+) -> safetensors_header.SafetensorsHeader:
     if len(header) < 256 * 1024:
         return safetensors_header.parse(header, size, label)
     return await anyio.to_thread.run_sync(safetensors_header.parse, header, size, label)
 
 
 async def _headers(
-    files: Files, names: Sequence[str], big: anyio.Semaphore, warnings: list[str]
-) -> list[safetensors_header.Header]:
+    files: ModelFiles, names: Sequence[str], big: anyio.Semaphore, warnings: list[str]
+) -> list[safetensors_header.SafetensorsHeader]:
     """Headers of several files at once. A header that cannot be true is an error; where a hub does not hand
     one out, its listing has the sizes too."""
-    found: dict[str, safetensors_header.Header] = {}
+    found: dict[str, safetensors_header.SafetensorsHeader] = {}
     errors: dict[str, ModelUnreadable] = {}
     limit = anyio.Semaphore(HEADERS_AT_ONCE)
 
@@ -138,11 +146,11 @@ async def _headers(
     return [found[name] for name in names]
 
 
-def _only_hub(files: Files, e: ModelUnreadable) -> bool:
+def _only_hub(files: ModelFiles, e: ModelUnreadable) -> bool:
     return not files.cheap and e.code.startswith(("hub_", "no_ranges"))
 
 
-async def _indexes(files: Files, *, deep: bool) -> dict[str, tuple[str, ...]]:
+async def _indexes(files: ModelFiles, *, deep: bool) -> dict[str, tuple[str, ...]]:
     found = {}
     for path in files.sizes:
         folder, _, name = path.rpartition("/")
@@ -156,7 +164,7 @@ async def _indexes(files: Files, *, deep: bool) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def as_json(weights: Weights) -> bytes:
+def as_json(weights: WeightFiles) -> bytes:
     """For the cache on disk."""
     return json.dumps(
         {"total": weights.total, "files": weights.files, "by_dtype": dict(weights.by_dtype),
@@ -164,10 +172,10 @@ def as_json(weights: Weights) -> bytes:
     ).encode()  # fmt: skip
 
 
-def from_json(data: bytes) -> Weights:
+def from_json(data: bytes) -> WeightFiles:
     """The reverse of `as_json`. Raise ValueError or KeyError for anything else."""
     raw = json.loads(data)
     by_dtype = {str(k): int(v) for k, v in raw["by_dtype"].items()}
-    return Weights(
+    return WeightFiles(
         int(raw["total"]), tuple(map(str, raw["files"])), MappingProxyType(by_dtype), tuple(raw["warnings"])
     )

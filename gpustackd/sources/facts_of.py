@@ -16,7 +16,7 @@ from gpustackd.estimate.categories import IMAGE, UNKNOWN, is_omni
 from gpustackd.estimate.demand import reads_dimensions
 from gpustackd.estimate.evaluate import in_effect, overridden_architectures
 from gpustackd.estimate.meta import meta_of
-from gpustackd.sources.config_json import hyper_parameters, root_architectures
+from gpustackd.sources.formats.config_json import hyper_parameters, root_architectures
 
 
 @dataclass(slots=True)

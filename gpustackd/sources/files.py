@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 
-class Files(Protocol):
+class ModelFiles(Protocol):
     """What was listed once; reads are bounded and raise ModelUnreadable, retryable where a later try may
     succeed. Names are relative paths with `/`, always out of `sizes`."""
 

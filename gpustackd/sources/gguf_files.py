@@ -15,12 +15,12 @@ from types import MappingProxyType
 import anyio
 from anyio import to_thread
 
-from gpustackd.domain.gguf import GgufFacts, Value
+from gpustackd.domain.gguf_facts import GgufFacts, Value
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources import gguf_kept
-from gpustackd.sources.files import Files
-from gpustackd.sources.gguf_header import Header, header
-from gpustackd.sources.gguf_window import Range
+from gpustackd.sources.cache import gguf_headers
+from gpustackd.sources.files import ModelFiles
+from gpustackd.sources.formats.gguf_header import GgufHeader, header
+from gpustackd.sources.formats.gguf_window import Range
 from gpustackd.sources.library import PINNED_SECONDS, Library
 
 SUFFIX = ".gguf"
@@ -80,10 +80,10 @@ class GgufReading:
         self._library = library
         self._places = places
 
-    async def model(self, files: Files, name: str) -> GgufFacts:
+    async def model(self, files: ModelFiles, name: str) -> GgufFacts:
         """All shards of the model that `name` is a part of. Raise ModelUnreadable."""
         parts = shards(files.sizes, name, files.label)
-        found: dict[str, Header] = {}
+        found: dict[str, GgufHeader] = {}
         wrong: list[ModelUnreadable] = []
 
         async def one(part: str) -> None:
@@ -99,23 +99,25 @@ class GgufReading:
             raise wrong[0]
         return merged([found[part] for part in parts], f"{files.label}/{name}")
 
-    async def _header(self, files: Files, name: str) -> Header:
+    async def _header(self, files: ModelFiles, name: str) -> GgufHeader:
         async with self._places:
             return await self._library.timed(files, lambda: self._kept_or_read(files, name))
 
-    async def _kept_or_read(self, files: Files, name: str) -> Header:
+    async def _kept_or_read(self, files: ModelFiles, name: str) -> GgufHeader:
         size = files.sizes[name]
         key = f"{files.key}/{name}/@header"
         if not files.cheap and (kept := await self._library.kept(key)) is not None:
             with suppress(ValueError, KeyError, TypeError):
-                return await to_thread.run_sync(gguf_kept.from_json, kept, size)
+                return await to_thread.run_sync(gguf_headers.from_json, kept, size)
         found = await read_header(files, name)
         if not files.cheap:
-            await self._library.keep(key, await to_thread.run_sync(gguf_kept.as_json, found), PINNED_SECONDS)
+            await self._library.keep(
+                key, await to_thread.run_sync(gguf_headers.as_json, found), PINNED_SECONDS
+            )
         return found
 
 
-async def read_header(files: Files, name: str) -> Header:
+async def read_header(files: ModelFiles, name: str) -> GgufHeader:
     """The header of one file, by ranges; parsing runs in a thread, a long vocabulary takes its time."""
     window = LOCAL_WINDOW if files.cheap else HUB_WINDOW
     reading = header(files.sizes[name], f"{files.label}/{name}", largest_window=window)
@@ -123,21 +125,21 @@ async def read_header(files: Files, name: str) -> Header:
     while True:
         data = await files.read_range(name, wanted.start, wanted.length)
         more = await to_thread.run_sync(_next, reading, data)
-        if isinstance(more, Header):
+        if isinstance(more, GgufHeader):
             return more
         wanted = more
 
 
-def _next(reading: Generator[Range, bytes, Header], data: bytes) -> Range | Header:
+def _next(reading: Generator[Range, bytes, GgufHeader], data: bytes) -> Range | GgufHeader:
     """The next range that is wanted, or the header at the end."""
     try:
         return reading.send(data)
     except StopIteration as stop:
-        found: Header = stop.value
+        found: GgufHeader = stop.value
         return found
 
 
-def merged(headers: Sequence[Header], label: str) -> GgufFacts:
+def merged(headers: Sequence[GgufHeader], label: str) -> GgufFacts:
     """One model from the headers of its files: the first occurrence of a key counts, tensors add up. Raise
     ModelUnreadable (`bad_header`) where the parts do not belong together."""
     values: dict[str, Value] = {}

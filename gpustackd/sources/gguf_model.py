@@ -15,16 +15,16 @@ import anyio
 from gpustackd.domain import backend_parameters
 from gpustackd.domain.backend_parameters import BackendParameters
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate.gguf.classify import categories_of, not_a_model
 from gpustackd.estimate.gguf.need import header_digest
-from gpustackd.sources.files import Files
+from gpustackd.sources.files import ModelFiles
 from gpustackd.sources.gguf_files import AT_ONCE, SUFFIX, GgufReading, named
 from gpustackd.sources.library import Library
-from gpustackd.sources.local_path import PathAbsent
-from gpustackd.sources.origin import Origin, adapter_origins, draft_origin
+from gpustackd.sources.local.directory import PathAbsent
+from gpustackd.sources.origin import FileOrigin, adapter_origins, draft_origin
 
 PROJECTOR = ("mmproj", "mm")
 DRAFT = ("model-draft", "md", "spec-draft-model")
@@ -37,7 +37,7 @@ class GgufModels:
     def __init__(self) -> None:
         self._places = anyio.Semaphore(AT_ONCE)
 
-    async def __call__(self, spec: ModelSpec, origin: Origin, library: Library) -> ModelFacts:
+    async def __call__(self, spec: ModelSpec, origin: FileOrigin, library: Library) -> ModelFacts:
         """Facts of one model. Raise ModelUnreadable where its header cannot be read, or is no model's."""
         reading = GgufReading(library, self._places)
         files, name, said = await _opened(spec.weight_file or "", origin, library)
@@ -58,7 +58,9 @@ class GgufModels:
         )
 
 
-async def _opened(wanted: str, origin: Origin, library: Library) -> tuple[Files, str, tuple[str, ...]]:
+async def _opened(
+    wanted: str, origin: FileOrigin, library: Library
+) -> tuple[ModelFiles, str, tuple[str, ...]]:
     """The listing that a file is in, the file's name there, and what was assumed."""
     if origin.source is not Source.LOCAL_PATH:
         files = await library.open(origin)
@@ -70,7 +72,7 @@ async def _opened(wanted: str, origin: Origin, library: Library) -> tuple[Files,
             "bad_path", f"local_path {origin.name!r} is not absolute", "give the path from the root on"
         )
     try:
-        files = await library.open(Origin(Source.LOCAL_PATH, folder or "/"))
+        files = await library.open(FileOrigin(Source.LOCAL_PATH, folder or "/"))
     except PathAbsent as e:
         raise PathAbsent(e.code, e.problem, _HERE, retryable=True) from None
     if name not in files.sizes:
@@ -87,8 +89,8 @@ class _Beside:
     def __init__(
         self,
         spec: ModelSpec,
-        origin: Origin,
-        files: Files,
+        origin: FileOrigin,
+        files: ModelFiles,
         name: str,
         library: Library,
         reading: GgufReading,
@@ -128,7 +130,7 @@ class _Beside:
         except BadRow:  # the estimate refuses the row and says so
             return BackendParameters()
 
-    def _projector(self, flags: BackendParameters) -> str | Origin | None:
+    def _projector(self, flags: BackendParameters) -> str | FileOrigin | None:
         """A file that is named; else, of a hub's repository, the last one that is called so (the one that is
         downloaded)."""
         if flags.flag("no-mmproj"):
@@ -139,14 +141,14 @@ class _Beside:
             return None
         return max((n for n in self._files.sizes if _is_projector(n)), default=None)
 
-    def _adapters(self, flags: BackendParameters) -> Iterator[str | Origin]:
+    def _adapters(self, flags: BackendParameters) -> Iterator[str | FileOrigin]:
         for raw in flags.values(*ADAPTERS):
             for part in raw.split(","):
                 path, colon, scale = part.rpartition(":")
                 yield path if colon and _is_number(scale) else part
         yield from adapter_origins(self._spec)
 
-    async def _read(self, what: str, wanted: str | Origin) -> GgufFacts | None:
+    async def _read(self, what: str, wanted: str | FileOrigin) -> GgufFacts | None:
         shown = wanted if isinstance(wanted, str) else wanted.name
         try:
             files, name = await self._place(wanted)
@@ -155,8 +157,8 @@ class _Beside:
             self.warnings.append(f"{what} {shown[:200]} is not counted: {e.problem}")
             return None
 
-    async def _place(self, wanted: str | Origin) -> tuple[Files, str]:
-        if isinstance(wanted, Origin) and wanted.source is not Source.LOCAL_PATH:
+    async def _place(self, wanted: str | FileOrigin) -> tuple[ModelFiles, str]:
+        if isinstance(wanted, FileOrigin) and wanted.source is not Source.LOCAL_PATH:
             # a file in a repository may be written as one path: owner/name/file.gguf
             owner, _, rest = wanted.name.partition("/")
             repo, _, inside = rest.partition("/")
@@ -164,7 +166,7 @@ class _Beside:
             return files, named(files.sizes, inside or f"*{SUFFIX}", files.label)[0]
         path = wanted if isinstance(wanted, str) else wanted.name
         if path.startswith("/"):
-            files, name, _ = await _opened(path, Origin(Source.LOCAL_PATH, path), self._library)
+            files, name, _ = await _opened(path, FileOrigin(Source.LOCAL_PATH, path), self._library)
             return files, name
         # a bare name lies beside the model
         beside = f"{self._folder}/{path}" if self._folder else path

@@ -15,15 +15,15 @@ import anyio
 from gpustackd.domain.model_spec import Source
 from gpustackd.errors import ModelUnreadable
 from gpustackd.sources import contents
-from gpustackd.sources.abandon import AbandonableThreads
-from gpustackd.sources.cached_files import GROUP, CachedFiles
-from gpustackd.sources.disk_cache import DiskCache
-from gpustackd.sources.files import Files
-from gpustackd.sources.hub_http import hub_client
-from gpustackd.sources.huggingface import HuggingFace
-from gpustackd.sources.local_path import LocalFiles
-from gpustackd.sources.model_scope import ModelScope
-from gpustackd.sources.origin import Origin
+from gpustackd.sources.cache.disk import DiskCache
+from gpustackd.sources.cache.hub_files import GROUP, CachedFiles
+from gpustackd.sources.files import ModelFiles
+from gpustackd.sources.hubs.http import hub_client
+from gpustackd.sources.hubs.huggingface import HuggingFace
+from gpustackd.sources.hubs.model_scope import ModelScope
+from gpustackd.sources.local.abandonable_threads import AbandonableThreads
+from gpustackd.sources.local.directory import LocalFiles
+from gpustackd.sources.origin import FileOrigin
 
 T = TypeVar("T")
 
@@ -83,23 +83,23 @@ class Library:
         """Close the connections."""
         await self._client.aclose()
 
-    async def open(self, origin: Origin, *, deep: bool = False) -> Files:
+    async def open(self, origin: FileOrigin, *, deep: bool = False) -> ModelFiles:
         """List an origin. `deep`: directories of a local path too (hubs always list them)."""
         if origin.source is Source.LOCAL_PATH:
             return await LocalFiles.open(origin.name, self.threads, self._options.local_seconds, deep=deep)
         return await within(self._options.hub_seconds, lambda: self._open_hub(origin), origin.name)
 
-    async def config(self, files: Files) -> Mapping[str, Any] | None:
+    async def config(self, files: ModelFiles) -> Mapping[str, Any] | None:
         """`config.json`; None where the model has none."""
         return await within(self._seconds(files), lambda: contents.read_config(files), files.label)
 
-    async def model_index(self, files: Files) -> Any | None:
+    async def model_index(self, files: ModelFiles) -> Any | None:
         """`model_index.json` of a pipeline; None where there is none."""
         return await within(
             self._options.probe_seconds, lambda: contents.read_model_index(files), files.label
         )
 
-    async def weights(self, files: Files, model_index: Any | None = None) -> contents.Weights:
+    async def weights(self, files: ModelFiles, model_index: Any | None = None) -> contents.WeightFiles:
         """Sizes and types of the weights, once per commit or fingerprint."""
         key = f"{files.key}/@weights{'' if model_index is None else ':pipeline'}"
         kept = await self.kept(key)
@@ -114,7 +114,7 @@ class Library:
         await self.keep(key, contents.as_json(found), PINNED_SECONDS)
         return found
 
-    async def timed(self, files: Files, call: Callable[[], Awaitable[T]]) -> T:
+    async def timed(self, files: ModelFiles, call: Callable[[], Awaitable[T]]) -> T:
         """Await one step of reading these files, for as long as a step may take."""
         return await within(self._seconds(files), call, files.label)
 
@@ -128,7 +128,7 @@ class Library:
         if (cache := self._cache) is not None:
             await self.threads.run(lambda: cache.put(key, body, seconds), group=GROUP)
 
-    async def _open_hub(self, origin: Origin) -> Files:
+    async def _open_hub(self, origin: FileOrigin) -> ModelFiles:
         hub = self._scope if origin.source is Source.MODEL_SCOPE else self._hub
         key = f"{origin.source}:{hub.endpoint}:{origin.name}@{origin.revision or ''}/@listing"
         listing = await self.kept(key)
@@ -143,7 +143,7 @@ class Library:
             return files
         return CachedFiles(files, self._cache, self.threads, PINNED_SECONDS)
 
-    def _seconds(self, files: Files) -> float:
+    def _seconds(self, files: ModelFiles) -> float:
         return self._options.local_seconds if files.cheap else self._options.hub_seconds
 
 

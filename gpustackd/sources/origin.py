@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gpustackd.domain.model_spec import ModelSpec, Source
-from gpustackd.domain.origin import Origin, adapter_origins, draft_origin
+from gpustackd.domain.origin import FileOrigin, adapter_origins, draft_origin
 from gpustackd.errors import ModelUnreadable
 
-__all__ = ["Origin", "adapter_origins", "draft_origin", "origin_of"]
+__all__ = ["FileOrigin", "adapter_origins", "draft_origin", "origin_of"]
 
 
-def origin_of(spec: ModelSpec) -> Origin:
+def origin_of(spec: ModelSpec) -> FileOrigin:
     """Where the model itself lives. Raise ModelUnreadable (`no_source`) where the row does not say."""
     name, column = {
         Source.HUGGINGFACE: (spec.huggingface_repo_id, "huggingface_repo_id"),
@@ -19,4 +19,4 @@ def origin_of(spec: ModelSpec) -> Origin:
     }[spec.source]
     if spec.source is None or not name:
         raise ModelUnreadable("no_source", f"the model has no {column}", f"set {column}")
-    return Origin(spec.source, name, spec.revision)
+    return FileOrigin(spec.source, name, spec.revision)

@@ -17,17 +17,17 @@ import anyio
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.errors import ModelUnreadable
+from gpustackd.sources.cache.memory import FactsCache
+from gpustackd.sources.cache.single_flight import SingleFlight, same
 from gpustackd.sources.contents import CONFIG
 from gpustackd.sources.facts_of import Parts, assemble, facts_key, wants_pipeline
-from gpustackd.sources.files import Files
+from gpustackd.sources.files import ModelFiles
+from gpustackd.sources.formats.weight_files import is_diffusers_index
 from gpustackd.sources.gguf_model import GgufModels
-from gpustackd.sources.kept import KeptFacts
 from gpustackd.sources.library import Library, ReaderOptions, within
-from gpustackd.sources.local_path import PathAbsent
-from gpustackd.sources.origin import Origin, adapter_origins, draft_origin, origin_of
-from gpustackd.sources.single_flight import SingleFlight, same
-from gpustackd.sources.weight_files import is_diffusers_index
-from gpustackd.sources.worker_files import Hosts, WorkerFiles
+from gpustackd.sources.local.directory import PathAbsent
+from gpustackd.sources.origin import FileOrigin, adapter_origins, draft_origin, origin_of
+from gpustackd.sources.workers.file_api import Hosts, WorkerFiles
 
 ON_WORKERS = "on workers"
 HEADER_ENTRY = 512
@@ -37,7 +37,7 @@ HEADER_ENTRY = 512
 class GgufHeaders(Protocol):
     """Reads the facts of a GGUF model, whose estimate stands on its header alone."""
 
-    async def __call__(self, spec: ModelSpec, origin: Origin, library: Library) -> ModelFacts: ...
+    async def __call__(self, spec: ModelSpec, origin: FileOrigin, library: Library) -> ModelFacts: ...
 
 
 class Reader:
@@ -65,7 +65,7 @@ class Reader:
             total=self._options.worker_seconds,
             connect=self._options.worker_connect_seconds,
         )
-        self._kept = KeptFacts(clock)
+        self._kept = FactsCache(clock)
         self._failed: dict[object, tuple[float, ModelUnreadable]] = {}
         self._flights: SingleFlight[ModelFacts] = SingleFlight()
         # by source: a path on this host is read at once, however many reads a hub keeps waiting
@@ -144,7 +144,7 @@ class Reader:
         parts.listed_bytes, parts.on_this_host = sum(files.sizes.values()), local
         return self._keep(spec, key, parts, files.label, files.key, files.sizes.get(CONFIG, 0))
 
-    async def _read_parts(self, spec: ModelSpec, files: Files) -> Parts:
+    async def _read_parts(self, spec: ModelSpec, files: ModelFiles) -> Parts:
         parts = Parts()
         index = await self._pipeline(spec, files, parts)
 
@@ -177,7 +177,7 @@ class Reader:
             raise wrong[0]
         return parts
 
-    async def _pipeline(self, spec: ModelSpec, files: Files, parts: Parts) -> Any | None:
+    async def _pipeline(self, spec: ModelSpec, files: ModelFiles, parts: Parts) -> Any | None:
         """`model_index.json` where its components are what is loaded."""
         if not wants_pipeline(spec):
             return None
@@ -192,7 +192,7 @@ class Reader:
     async def _add_ons(self, spec: ModelSpec, parts: Parts) -> None:
         """Adapters and the draft model: what cannot be sized counts 0 and is said."""
 
-        async def size(origin: Origin) -> int:
+        async def size(origin: FileOrigin) -> int:
             files = await self._library.open(origin)
             return (await self._library.weights(files)).total
 
@@ -206,8 +206,8 @@ class Reader:
         self,
         spec: ModelSpec,
         what: str,
-        origin: Origin,
-        size: Callable[[Origin], Awaitable[int]],
+        origin: FileOrigin,
+        size: Callable[[FileOrigin], Awaitable[int]],
         parts: Parts,
     ) -> int:
         copy = self._known_size(origin.index) or 0
@@ -265,7 +265,7 @@ class Reader:
 
         await _caught(in_time)
 
-    async def _read_gguf(self, spec: ModelSpec, key: object, origin: Origin) -> ModelFacts:
+    async def _read_gguf(self, spec: ModelSpec, key: object, origin: FileOrigin) -> ModelFacts:
         facts = await self._gguf(spec, origin, self._library)
         local = spec.source is Source.LOCAL_PATH
         fresh = self._options.local_fresh if local else self._options.hub_fresh

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-from gpustackd.store.statements import statements
+from gpustackd.store.postgres.statements import statements
 
 revision = "0001"
 down_revision = None

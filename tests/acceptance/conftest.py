@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpustackd.store.migrate import upgrade
+from gpustackd.store.postgres.migrate import upgrade
 from tests.acceptance.daemons import crew
 from tests.acceptance.machines import Site, site_on
 from tests.acceptance.record import Record

@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from gpustackd.store.embedded.identity import Identity
+from gpustackd.store.embedded.identity import ServerUser
 from tests.acceptance.daemon import Daemon, Line
 
 __all__ = [
@@ -156,7 +156,7 @@ def _compiled() -> str:
 
 def command(*arguments: str) -> list[str]:
     """`gpustackd …`, tied to our life by the kernel: killed as we may be, it goes too."""
-    return Identity("same").command(
+    return ServerUser("same").command(
         Path(sys.executable), "-m", "gpustackd", *arguments, death_signal=signal.SIGKILL
     )
 

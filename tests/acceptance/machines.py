@@ -12,9 +12,9 @@ from typing import Any
 
 import anyio
 
-from gpustackd.examples.architectures import Tensor
-from gpustackd.examples.sparse import header
-from gpustackd.store.audit import audit_on
+from gpustackd.demo.models.architectures import Tensor
+from gpustackd.demo.models.sparse import header
+from gpustackd.store.audit.audit import audit_on
 from tests.integration.world import connected
 
 GIB = 2**30

@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gpustackd.daemon.compose_standing import standing_on
+from gpustackd.daemon.whatif.compose import standing_on
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import Placed
 from gpustackd.settings import load
-from gpustackd.store.snapshot import snapshot
+from gpustackd.store.postgres.snapshot import snapshot
 from tests.acceptance.machines import GIB, Site, model_directory
 
 NEEDS = (6, 6, 10, 14, 14, 20, 30, 30, 44, 70, 100, 150)

@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from gpustackd.domain.lifecycle import State, lawful
-from gpustackd.store.audit import audit_on
+from gpustackd.domain.lifecycle import InstanceState, lawful
+from gpustackd.store.audit.audit import audit_on
 from tests.integration.world import connected
 
 POLL = 0.2
@@ -111,7 +111,7 @@ class Record:
         found += [
             f"{r['n']} moves {r['was']} -> {r['became']}"
             for r in rows
-            if not lawful(State(r["was"]), State(r["became"]), placement_cleared=r["cleared"])
+            if not lawful(InstanceState(r["was"]), InstanceState(r["became"]), placement_cleared=r["cleared"])
         ]
         rows = await self._sql.fetch(
             "SELECT instance_id, epoch, array_agg(by) AS by FROM recorder.moves"

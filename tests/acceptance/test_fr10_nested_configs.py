@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpustackd.sources.config_json import hyper_parameters
+from gpustackd.sources.formats.config_json import hyper_parameters
 from tests.acceptance import shapes
 from tests.acceptance.daemons import crew, within
 from tests.acceptance.machines import GIB, Site, W

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from gpustackd.store.embedded import QUICK, EmbeddedPostgres
-from gpustackd.store.migrate import migrate
+from gpustackd.store.postgres.migrate import migrate
 from tests.acceptance.daemons import Daemon, crew, gpustackd, within
 from tests.acceptance.machines import Site, W, site_on
 from tests.acceptance.wire import wire_to

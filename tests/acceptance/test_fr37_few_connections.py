@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from gpustackd.store.embedded import QUICK, EmbeddedPostgres
-from gpustackd.store.migrate import migrate
+from gpustackd.store.postgres.migrate import migrate
 from tests.acceptance.daemons import crew, within
 from tests.acceptance.machines import CONFIG, GIB, W, site_on
 from tests.acceptance.record import Record

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gpustackd.daemon.compose_standing import planned
-from gpustackd.daemon.plan import Trial
+from gpustackd.daemon.whatif.compose import planned
+from gpustackd.daemon.whatif.plan import PlannedDecision
 from gpustackd.domain.outcome import Placed
 from gpustackd.settings import load
-from gpustackd.store.apply import apply_documents
-from gpustackd.store.documents import read_documents
+from gpustackd.store.documents.apply import apply_documents
+from gpustackd.store.documents.reading import read_documents
 from tests.acceptance.daemons import crew
 from tests.acceptance.machines import Site
 from tests.acceptance.random_sites import Situation, at_rest, emptied, text
@@ -113,7 +113,7 @@ async def snapshot_of(site: Site) -> list[Any]:
     return [await site.sql.fetch(f"SELECT xmin::text, t::text FROM {table} t ORDER BY 2") for table in TABLES]
 
 
-def where(trial: Trial) -> Where:
+def where(trial: PlannedDecision) -> Where:
     if not isinstance(trial.outcome, Placed):
         return None, (), {}, 0
     main, *others = trial.outcome.placement.parts

@@ -11,8 +11,8 @@ import pytest
 
 from gpustackd.cli.explain import answer
 from gpustackd.settings import load
-from gpustackd.store.apply import apply_documents
-from gpustackd.store.documents import read_documents
+from gpustackd.store.documents.apply import apply_documents
+from gpustackd.store.documents.reading import read_documents
 from tests.acceptance.daemons import crew
 from tests.acceptance.machines import Site
 from tests.acceptance.random_sites import Situation, at_rest, emptied, text

@@ -16,7 +16,7 @@ import anyio
 import asyncpg
 import pytest
 
-from gpustackd.store.migrate import upgrade
+from gpustackd.store.postgres.migrate import upgrade
 from tests.acceptance.daemons import Crew, crew, gpustackd, within
 from tests.acceptance.machines import GIB, Site, W, model_directory, site_on
 from tests.acceptance.record import Record

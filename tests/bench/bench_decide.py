@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import NoFit
 from gpustackd.placement.decide import Searches, decide

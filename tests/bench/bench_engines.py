@@ -15,7 +15,7 @@ import numpy as np
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.pools import Pools, instance_type
 from gpustackd.placement.policy import Policy
 from tests.bench.bench_decide import Desk, figure, measure, mixed, show

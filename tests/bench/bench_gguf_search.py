@@ -20,7 +20,7 @@ import numpy as np
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Outcome, Placed
 from gpustackd.estimate.gguf.need import LayerSizes
 from gpustackd.estimate.gguf.serving import serving_of

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from gpustackd.store.embedded.identity import Identity
+from gpustackd.store.embedded.identity import ServerUser
 from tests.bench.stage import Stage
 
 START_PATIENCE = 60.0
@@ -32,7 +32,7 @@ class Replica:
         self.log = folder / f"{name}.log"
         self._mark = 0
         environment = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-        command = Identity("same").command(
+        command = ServerUser("same").command(
             Path(sys.executable), "-m", "gpustackd", "run", "--replica", name, "--http", "off",
             "--log-format", "json", death_signal=signal.SIGTERM,
         )  # fmt: skip

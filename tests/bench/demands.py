@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpustackd.examples.sparse import ModelFiles, write_model
+from gpustackd.demo.models.sparse import ModelFiles, write_model
 
 ONE, MANY, OVER = "one", "many", "over"
 

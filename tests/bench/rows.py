@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from gpustackd.store.embedded import EmbeddedPostgres
-from gpustackd.store.migrate import upgrade
+from gpustackd.store.postgres.migrate import upgrade
 from tests.bench import (
     bench_all_stages,
     bench_decide,

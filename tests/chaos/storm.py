@@ -17,7 +17,7 @@ import anyio
 import asyncpg
 
 from gpustackd.store.embedded import EmbeddedPostgres
-from gpustackd.store.migrate import migrate
+from gpustackd.store.postgres.migrate import migrate
 from tests.acceptance.daemons import Crew, Daemon, crew
 from tests.acceptance.machines import model_directory, site_on
 from tests.acceptance.record import GONE, Record, Watch, watching

@@ -12,7 +12,7 @@ import asyncpg
 from gpustackd.domain.outcome import Check, Part, Placed, Placement
 from gpustackd.errors import Refused
 from gpustackd.ports import Claim, CommitResult, Proposal, Store
-from gpustackd.store.memory import MemoryStore
+from gpustackd.store.memory.store import MemoryStore
 from tests.integration.world import GIB, World, world_of
 
 SHOWN = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Check, Placed
 from gpustackd.estimate.demand import build_demand
 from gpustackd.placement.decide import decide

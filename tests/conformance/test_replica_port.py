@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 
 from gpustackd.ports import ReplicasSeen, ReplicaStore, Sync
-from gpustackd.replicas.number import Seat, Steps
-from gpustackd.store.memory import MemoryStore
-from gpustackd.store.memory_replicas import MemoryReplicas
-from gpustackd.store.postgres import PostgresStore
-from gpustackd.store.replicas import PostgresReplicas
+from gpustackd.replicas.number import ReplicaSlot, ReplicaSteps
+from gpustackd.store.memory.replicas import MemoryReplicas
+from gpustackd.store.memory.store import MemoryStore
+from gpustackd.store.postgres.replicas import PostgresReplicas
+from gpustackd.store.postgres.store import PostgresStore
 from tests.conformance.scenes import Scene
 
 pytestmark = pytest.mark.anyio
@@ -62,21 +62,21 @@ async def test_steps_are_written_where_all_is_as_seen(scene: Scene, kept: Replic
     assert [(r.id, r.state, r.placed, r.draining_for) for r in looked.there] == [
         (first, "PENDING", False, None)
     ]
-    steps = Steps(add=(Seat(2),))
+    steps = ReplicaSteps(add=(ReplicaSlot(2),))
     assert await kept.sync(looked, 4, steps, [["m-2", "m-3"]]) is Sync.CHANGED
     assert await kept.sync(looked, 3, steps, [["m-1", "m-2", "m-3"]]) is Sync.DONE
     assert await kept.sync(looked, 3, steps, [["m-4", "m-5"]]) is Sync.CHANGED
     looked = await seen(kept, model)
     assert looked.names == {"m-1", "m-2", "m-3"}
-    assert await kept.sync(looked, 3, Steps(add=(Seat(1),)), [["m-1", "m-2"]]) is Sync.TAKEN
+    assert await kept.sync(looked, 3, ReplicaSteps(add=(ReplicaSlot(1),)), [["m-1", "m-2"]]) is Sync.TAKEN
     ids = [r.id for r in looked.there]
-    assert await kept.sync(looked, 3, Steps(delete=(ids[1],), drain=(ids[2],)), []) is Sync.DONE
+    assert await kept.sync(looked, 3, ReplicaSteps(delete=(ids[1],), drain=(ids[2],)), []) is Sync.DONE
     looked = await seen(kept, model)
     assert [r.draining_for is None for r in looked.there] == [True, False]
     stale = looked
-    assert await kept.sync(looked, 3, Steps(take_back=(ids[2],)), []) is Sync.DONE
-    assert await kept.sync(stale, 3, Steps(delete=(ids[2],)), []) is Sync.CHANGED
-    group = Steps(add=(Seat(1, "prefill", "g"), Seat(2, "decode", "g")))
+    assert await kept.sync(looked, 3, ReplicaSteps(take_back=(ids[2],)), []) is Sync.DONE
+    assert await kept.sync(stale, 3, ReplicaSteps(delete=(ids[2],)), []) is Sync.CHANGED
+    group = ReplicaSteps(add=(ReplicaSlot(1, "prefill", "g"), ReplicaSlot(2, "decode", "g")))
     names = [["m-prefill-1"], ["m-decode-1", "m-decode-2", "m-decode-3"]]
     assert await kept.sync(await seen(kept, model), 3, group, names) is Sync.DONE
     found = [(r.role, r.group_id) for r in (await seen(kept, model)).there]

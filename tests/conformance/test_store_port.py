@@ -10,7 +10,7 @@ import pytest
 from gpustackd.domain.outcome import Check, Cure, NoFit, Reason
 from gpustackd.errors import Refused
 from gpustackd.ports import CommitCode, Refusal
-from gpustackd.store.memory_copy import copied
+from gpustackd.store.memory.copy import copied
 from tests.conformance.scenes import Replica, Scene, fleet, part_on
 from tests.integration.world import GIB
 

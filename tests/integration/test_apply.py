@@ -6,12 +6,12 @@ from typing import Any
 import anyio
 import pytest
 
+from gpustackd.demo.models import folder
 from gpustackd.errors import Refused
-from gpustackd.examples import folder
-from gpustackd.store.apply import Applied, apply_documents
-from gpustackd.store.audit import audit_on
-from gpustackd.store.documents import read_documents
-from gpustackd.store.inventory import Connection, connected
+from gpustackd.store.audit.audit import audit_on
+from gpustackd.store.documents.apply import Applied, apply_documents
+from gpustackd.store.documents.reading import read_documents
+from gpustackd.store.postgres.inventory import Connection, connected
 
 pytestmark = pytest.mark.anyio
 

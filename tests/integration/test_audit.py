@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpustackd.store.audit import RULES, audit
+from gpustackd.store.audit.audit import RULES, audit
 from tests.integration.world import GIB, World
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gpustackd.store.audit import audit_on
+from gpustackd.store.audit.audit import audit_on
 from tests.bench import ceiling
 from tests.bench.daemons import replicas
 from tests.bench.demands import write_models

@@ -24,13 +24,13 @@ from gpustackd.store.embedded import (
     find_binaries,
     identity,
 )
-from gpustackd.store.embedded.identity import Identity
+from gpustackd.store.embedded.identity import ServerUser
 from gpustackd.store.embedded.postmaster import postmaster_of
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 
-SAME = Identity("same")
+SAME = ServerUser("same")
 PARENT = """
     import sys, threading
     from gpustackd.store.embedded import QUICK, EmbeddedPostgres
@@ -77,7 +77,7 @@ def mode(path: Path) -> int:
 
 
 def begin_parent(
-    folder: Path, start: str = "server.start()", identity: Identity = SAME
+    folder: Path, start: str = "server.start()", identity: ServerUser = SAME
 ) -> subprocess.Popen[str]:
     """A process of its own that starts a server and then waits to be told or killed."""
     script = textwrap.dedent(PARENT).format(start=start)
@@ -322,7 +322,7 @@ def test_where_namespaces_are_refused_root_starts_it_as_another_user(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity, "_namespace", lambda: None)
-    assert identity.choose(folder / "data", find_binaries().postgres) == Identity(
+    assert identity.choose(folder / "data", find_binaries().postgres) == ServerUser(
         "user", 65534, 65534, reach=True
     )
     with EmbeddedPostgres(folder, settings=QUICK, port=0) as server:
@@ -354,7 +354,7 @@ def test_where_namespaces_are_refused_a_killed_parent_leaves_no_server_either(fo
 def test_a_normal_user_needs_no_root() -> None:
     # Where Python lies under a folder that is closed to others, the user gets the one right that passes it.
     open_to_all = all(parent.stat().st_mode & 0o001 for parent in Path(sys.executable).resolve().parents)
-    user = Identity("user", 65534, 65534, reach=not open_to_all)
+    user = ServerUser("user", 65534, 65534, reach=not open_to_all)
     with tempfile.TemporaryDirectory(prefix="gpustackd-test-") as home:
         os.chown(home, 65534, 65534)
         with begin_parent(Path(home) / "pg", identity=user) as parent:
@@ -369,6 +369,6 @@ def test_a_normal_user_needs_no_root() -> None:
 @on_linux
 def test_a_user_without_a_name_is_mapped_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_known", lambda uid: uid == 65534)
-    monkeypatch.setattr(identity, "_namespace", lambda: Identity("namespace", 65534, 65534))
+    monkeypatch.setattr(identity, "_namespace", lambda: ServerUser("namespace", 65534, 65534))
     monkeypatch.setattr(os, "geteuid", lambda: 123456)
     assert identity.choose(Path("/nowhere"), Path("/bin/true")).way == "namespace"

@@ -12,7 +12,7 @@ import pytest
 
 from gpustackd.cli import failure
 from gpustackd.cli.program import main
-from gpustackd.store.inventory import connected
+from gpustackd.store.postgres.inventory import connected
 
 FLEET = """
 kind: Cluster

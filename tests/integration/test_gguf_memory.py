@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.decide import decide

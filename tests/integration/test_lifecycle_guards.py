@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from gpustackd.domain.lifecycle import PLACED, State, lawful
+from gpustackd.domain.lifecycle import PLACED, InstanceState, lawful
 from tests.integration.world import GIB, World
 
 pytestmark = pytest.mark.anyio
@@ -20,15 +20,15 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 LEASE = "now() + interval '1 hour'"
 
 
-async def put(world: World, instance: int, state: State, placement: dict[str, Any]) -> None:
+async def put(world: World, instance: int, state: InstanceState, placement: dict[str, Any]) -> None:
     """The row in a state, past every trigger (but no CHECK)."""
     await world.sql.execute("SET session_replication_role = replica")
     await write(world, instance, state, placement | {"placement_epoch": 5})
     await world.sql.execute("SET session_replication_role = origin")
 
 
-async def write(world: World, instance: int, state: State, columns: dict[str, Any]) -> None:
-    owner = UUID(int=1) if state is State.ANALYZING else None
+async def write(world: World, instance: int, state: InstanceState, columns: dict[str, Any]) -> None:
+    owner = UUID(int=1) if state is InstanceState.ANALYZING else None
     names = ", ".join(f"{c} = ${n}" for n, c in enumerate(columns, 4))
     await world.sql.execute(
         f"UPDATE model_instances SET state = $2, lease_owner = $3::uuid,"
@@ -41,15 +41,15 @@ async def write(world: World, instance: int, state: State, columns: dict[str, An
     )
 
 
-def variants() -> list[tuple[State, bool, State, bool]]:
+def variants() -> list[tuple[InstanceState, bool, InstanceState, bool]]:
     """(old state, whether it holds a placement, new state, whether the write clears it)."""
     found = []
-    for old, new in product(State, State):
-        for held in {True, False} if old is State.ERROR else {old in PLACED}:
+    for old, new in product(InstanceState, InstanceState):
+        for held in {True, False} if old is InstanceState.ERROR else {old in PLACED}:
             for cleared in (False, True):
                 keeps = held and not cleared
                 # what a CHECK refuses is no question of moves
-                if (new in PLACED and not keeps and old is not State.ANALYZING) or (
+                if (new in PLACED and not keeps and old is not InstanceState.ANALYZING) or (
                     new in PLACED and cleared
                 ):
                     continue
@@ -77,7 +77,7 @@ async def test_the_trigger_and_the_domain_agree_on_every_pair_of_states(world: W
         except asyncpg.CheckViolationError:
             went = False
         expected = lawful(old, new, placement_cleared=cleared)
-        if new in (State.PENDING, State.ANALYZING) and held and not cleared:
+        if new in (InstanceState.PENDING, InstanceState.ANALYZING) and held and not cleared:
             expected = False  # a CHECK: waiting rows hold nothing
         checked += 1
         if went is not expected:

@@ -13,9 +13,9 @@ import pytest
 
 from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.ports import Wake
-from gpustackd.store.connect import connect
-from gpustackd.store.listen import Hearing, Listener
-from gpustackd.store.postgres import PostgresStore
+from gpustackd.store.postgres.connect import connect
+from gpustackd.store.postgres.listen import Hearing, Listener
+from gpustackd.store.postgres.store import PostgresStore
 from tests.integration.world import World, world_of
 
 pytestmark = pytest.mark.anyio

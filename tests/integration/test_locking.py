@@ -15,8 +15,8 @@ import pytest
 from gpustackd.domain.outcome import Part
 from gpustackd.errors import Contended
 from gpustackd.ports import CommitCode, Proposal
-from gpustackd.store import ledger
-from gpustackd.store.postgres import PostgresStore
+from gpustackd.store.postgres import ledger
+from gpustackd.store.postgres.store import PostgresStore
 from tests.integration.waits import blocked
 from tests.integration.world import GIB, World, connected, world_of
 

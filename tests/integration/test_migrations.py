@@ -15,8 +15,8 @@ import asyncpg
 import pytest
 
 from gpustackd.errors import DatabaseUnavailable, UsageError, WrongRevision
-from gpustackd.store import migrate as schema
-from gpustackd.store.revision import HEAD, judge
+from gpustackd.store.postgres import migrate as schema
+from gpustackd.store.postgres.revision import HEAD, judge
 from tests.integration.ears import listening
 from tests.integration.waits import until
 from tests.integration.world import GIB, world_of
@@ -121,7 +121,7 @@ async def test_a_run_that_is_killed_half_way_leaves_whole_steps_and_the_next_one
             EXECUTE FUNCTION public.halt();
         SELECT pg_advisory_lock(77);
     """)
-    code = "import sys; from gpustackd.store.migrate import upgrade; upgrade(sys.argv[1])"
+    code = "import sys; from gpustackd.store.postgres.migrate import upgrade; upgrade(sys.argv[1])"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, url)
 
     async def half_way() -> bool:
@@ -249,7 +249,7 @@ def newer_build(folder: Path) -> Path:
         "def downgrade():\n"
         "    op.drop_column('models', 'more')\n"
     )
-    file = folder / "gpustackd/store/revision.py"
+    file = folder / "gpustackd/store/postgres/revision.py"
     file.write_text(file.read_text().replace(f'HEAD = "{HEAD}"', 'HEAD = "0002"'))
     return folder
 
@@ -257,7 +257,7 @@ def newer_build(folder: Path) -> Path:
 ASK = """
 import json, sys, anyio
 from gpustackd.errors import GpustackdError
-from gpustackd.store import migrate, revision
+from gpustackd.store.postgres import migrate, revision
 said = {}
 if "judge" in sys.argv:
     try:

@@ -14,9 +14,9 @@ import pytest
 from gpustackd.cli.plan import answer
 from gpustackd.errors import Refused
 from gpustackd.settings import load
-from gpustackd.store.apply import apply_documents
-from gpustackd.store.documents import read_documents
-from gpustackd.store.snapshot import IDLE, snapshot
+from gpustackd.store.documents.apply import apply_documents
+from gpustackd.store.documents.reading import read_documents
+from gpustackd.store.postgres.snapshot import IDLE, snapshot
 from tests.acceptance.daemons import gpustackd
 from tests.acceptance.machines import GIB, model_directory
 from tests.hub import Hub

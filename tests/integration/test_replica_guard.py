@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from gpustackd.ports import ReplicasSeen, Sync
-from gpustackd.replicas.number import Seat, Steps
-from gpustackd.store.replicas import PostgresReplicas
+from gpustackd.replicas.number import ReplicaSlot, ReplicaSteps
+from gpustackd.store.postgres.replicas import PostgresReplicas
 from tests.integration.ears import Ear, listening
 from tests.integration.world import GIB, World, connected
 
@@ -86,7 +86,7 @@ async def test_steps_are_written_as_a_whole_and_tell_the_scheduler_alone(
     await ear.heard()
     looked = await seen(kept, model)
     names = [["m-1", "m-2", "m-3", "m-4"]]
-    assert await kept.sync(looked, 3, Steps(add=(Seat(2),)), names) is Sync.DONE
+    assert await kept.sync(looked, 3, ReplicaSteps(add=(ReplicaSlot(2),)), names) is Sync.DONE
     rows = await world.sql.fetch(
         "SELECT id, name FROM model_instances WHERE model_id = $1 ORDER BY id", model
     )
@@ -95,7 +95,7 @@ async def test_steps_are_written_as_a_whole_and_tell_the_scheduler_alone(
     assert told == f"created {rows[1]['id']},{rows[2]['id']}"
     assert await world.exists("model_instances", taken)
     looked = await seen(kept, model)
-    both = Steps(add=(Seat(1),), delete=(before,))
+    both = ReplicaSteps(add=(ReplicaSlot(1),), delete=(before,))
     assert await kept.sync(looked, 3, both, [["m-1", "m-2"]]) is Sync.TAKEN
     assert not await world.exists("model_instances", before)
     assert await ear.heard() == []
@@ -105,7 +105,7 @@ async def test_nothing_is_written_once_anything_is_otherwise(world: World, kept:
     worker, _ = await world.worker(80 * GIB)
     model = await world.model(name="m", replicas=1)
     ids = [await running(world, model, worker) for _ in range(3)]
-    away = Steps(delete=(ids[0],))
+    away = ReplicaSteps(delete=(ids[0],))
     looked = await seen(kept, model)
     assert {r.state for r in looked.there} == {"RUNNING"}
 
@@ -138,7 +138,9 @@ async def test_nothing_is_written_once_anything_is_otherwise(world: World, kept:
     assert await kept.sync(looked, 1, away, []) is Sync.DONE
     assert not await world.exists("model_instances", ids[0])
     # deleted with all that it held
-    assert await kept.sync(await seen(kept, model), 1, Steps(delete=(ids[1], waiting)), []) is Sync.DONE
+    assert (
+        await kept.sync(await seen(kept, model), 1, ReplicaSteps(delete=(ids[1], waiting)), []) is Sync.DONE
+    )
     await world.delete("models", model)
     assert await kept.replicas(model) is None
     assert await kept.sync(looked, 1, away, []) is Sync.GONE
@@ -150,7 +152,7 @@ async def test_whoever_holds_the_model_or_a_row_is_not_waited_for(
     model = await world.model(name="m", replicas=1)
     ids = [await world.instance(model) for _ in range(2)]
     looked = await seen(kept, model)
-    away = Steps(delete=(ids[0],))
+    away = ReplicaSteps(delete=(ids[0],))
     other = await connected(world.url)
     try:
         for statement in (
@@ -170,15 +172,15 @@ async def test_draining_is_written_and_taken_back(world: World, kept: PostgresRe
     model = await world.model(name="m", replicas=1)
     ids = [await running(world, model, worker) for _ in range(2)]
     looked = await seen(kept, model)
-    assert await kept.sync(looked, 1, Steps(drain=(ids[1],)), []) is Sync.DONE
+    assert await kept.sync(looked, 1, ReplicaSteps(drain=(ids[1],)), []) is Sync.DONE
     assert await kept.uneven([model]) == [model]
     stale, looked = looked, await seen(kept, model)
     (draining,) = [r for r in looked.there if r.draining_for is not None]
     assert draining.id == ids[1]
     assert 0 <= (draining.draining_for or -1) < 60
-    assert await kept.sync(stale, 1, Steps(drain=(ids[1],)), []) is Sync.CHANGED
+    assert await kept.sync(stale, 1, ReplicaSteps(drain=(ids[1],)), []) is Sync.CHANGED
     await world.update("models", model, replicas=2)
-    assert await kept.sync(looked, 2, Steps(take_back=(ids[1],)), []) is Sync.DONE
+    assert await kept.sync(looked, 2, ReplicaSteps(take_back=(ids[1],)), []) is Sync.DONE
     assert [r.draining_for for r in (await seen(kept, model)).there] == [None, None]
     assert await kept.uneven(None) == []
 

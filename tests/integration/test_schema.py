@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gpustackd.domain.lifecycle import State, WorkerState
+from gpustackd.domain.lifecycle import InstanceState, WorkerState
 from tests.integration.world import GIB, World
 
 pytestmark = pytest.mark.anyio
@@ -212,7 +212,9 @@ STATES = {
         "worker_id = 1", "gpu_type = 'cuda'", "gpu_indexes = '[0]'", "computed_resource_claim = '{}'",
         "distributed_servers = '{}'",
     ],
-    "placed_holds_a_claim": [f"state = '{s}'" for s in State if s not in ("PENDING", "ANALYZING", "ERROR")],
+    "placed_holds_a_claim": [
+        f"state = '{s}'" for s in InstanceState if s not in ("PENDING", "ANALYZING", "ERROR")
+    ],
     "error_holds_all_or_nothing": ["state = 'ERROR', worker_id = 1"],
     "state_known": ["state = 'LOST'"],
 }  # fmt: skip

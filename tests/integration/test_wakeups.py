@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpustackd.ports import Wake
-from gpustackd.store.listen import parse
+from gpustackd.store.postgres.listen import parse
 from tests.integration.ears import Ear, listening
 from tests.integration.world import GIB, World
 

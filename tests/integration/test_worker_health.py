@@ -7,21 +7,21 @@ from typing import Any
 import anyio
 import pytest
 
-from gpustackd.domain.windows import Windows
-from gpustackd.store.health import Doubt, Health
-from gpustackd.store.lifecycle import Lifecycle
+from gpustackd.domain.timeouts import Timeouts
+from gpustackd.store.postgres.health import Doubt, WorkerHealthStore
+from gpustackd.store.postgres.lifecycle import InstanceLifecycleStore
 from tests.integration.world import GIB, World, world_of
 
 pytestmark = pytest.mark.anyio
 
-SPANS = Windows()
+SPANS = Timeouts()
 LONG = 10_000.0
 """Seconds of watching that leave no doubt."""
 TAKEN = ("INITIALIZING", "DOWNLOADING", "STARTING", "RUNNING")
 
 
-def health(world: World) -> Health:
-    return Health(world.store, SPANS)
+def health(world: World) -> WorkerHealthStore:
+    return WorkerHealthStore(world.store, SPANS)
 
 
 async def beat(world: World, *workers: int, ago: float = 0.0) -> None:
@@ -361,7 +361,7 @@ async def test_moments_that_are_none_trip_nobody(world: World) -> None:
     )
     assert len((await health(world).sweep(LONG)).silent) == 1
     assert [m.id for m in await health(world).leave_workers(LONG)] == [gone]
-    assert [(r.id, r.since) for r in await Lifecycle(world.store).failed()] == [(failed, 0)]
+    assert [(r.id, r.since) for r in await InstanceLifecycleStore(world.store).failed()] == [(failed, 0)]
     assert await health(world).overdue(LONG) == []
     assert (await world.row("model_instances", kept))["state"] == "RUNNING"
 

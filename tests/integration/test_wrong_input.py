@@ -7,9 +7,9 @@ import json
 import asyncpg
 import pytest
 
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.ports import CommitCode
-from gpustackd.store.inventory import Inventory
+from gpustackd.store.postgres.inventory import InventoryReads
 from tests.integration.ears import listening
 from tests.integration.world import GIB, World
 
@@ -198,7 +198,7 @@ async def test_an_index_beyond_32_bits_is_an_index(world: World) -> None:
 async def test_sizes_whose_sum_is_beyond_64_bits_are_listed(world: World) -> None:
     largest = 2**63 - 1
     await world.worker(largest, largest, largest)
-    (row,) = await Inventory(world.sql).rows("workers", None)
+    (row,) = await InventoryReads(world.sql).rows("workers", None)
     assert row["vram_total"] == largest
 
 

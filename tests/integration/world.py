@@ -13,8 +13,8 @@ import asyncpg
 
 from gpustackd.domain.outcome import Check, Cure, NoFit, Part, Placed, Placement, Reason
 from gpustackd.ports import Claim, CommitResult, Proposal, Refusal
-from gpustackd.store.audit import Audit, audit_on
-from gpustackd.store.postgres import PostgresStore
+from gpustackd.store.audit.audit import Audit, audit_on
+from gpustackd.store.postgres.store import PostgresStore
 
 GIB = 2**30
 LEASE = 30.0

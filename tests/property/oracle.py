@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpustackd.domain.lifecycle import PLACED, WAITING, State
-from gpustackd.store.memory import MemoryStore
-from gpustackd.store.memory_tables import Instance
+from gpustackd.domain.lifecycle import PLACED, WAITING, InstanceState
+from gpustackd.store.memory.store import MemoryStore
+from gpustackd.store.memory.tables import InstanceRecord
 
 
 def breaches(store: MemoryStore) -> list[str]:
@@ -42,7 +42,7 @@ def breaches(store: MemoryStore) -> list[str]:
     return found + [f"instance {i} placed {n} times in epoch {e}" for (i, e), n in once.items() if n > 1]
 
 
-def _of_instance(store: MemoryStore, row: Instance) -> list[str]:
+def _of_instance(store: MemoryStore, row: InstanceRecord) -> list[str]:
     held = store.ledger.get(row.id, [])
     name = f"instance {row.id} in {row.state}"
     found = []
@@ -50,9 +50,11 @@ def _of_instance(store: MemoryStore, row: Instance) -> list[str]:
         found.append(f"{name} holds something")
     if row.state in PLACED and (row.worker_id not in store.workers or not held):
         found.append(f"{name} holds nothing")
-    if row.state == State.ERROR and (row.worker_id is None) != (not held):
+    if row.state == InstanceState.ERROR and (row.worker_id is None) != (not held):
         found.append(f"{name} holds half a placement")
-    if (row.state == State.ANALYZING) != (row.lease_owner is not None and row.lease_until is not None):
+    if (row.state == InstanceState.ANALYZING) != (
+        row.lease_owner is not None and row.lease_until is not None
+    ):
         found.append(f"{name}: its lease does not go with it")
     indexes = row.gpu_indexes or []
     mine = [store.gpu_devices[b.gpu_id].index for b in held if b.gpu_id is not None and b.part == "main"]

@@ -11,8 +11,8 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpustackd.domain.fleet import GpuRow, WorkerRow
-from gpustackd.domain.lifecycle import State
+from gpustackd.domain.fleet.fleet import GpuRow, WorkerRow
+from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.outcome import Check, Cure, NoFit, Part, Placed, Placement, Reason
 from gpustackd.errors import Refused
 from gpustackd.ports import Claim, CommitCode, FleetChanges, Proposal, Refusal
@@ -237,14 +237,16 @@ class Protocol(RuleBasedStateMachine):
             self.remove("model_instances", *sorted(names))
             self.forget(*names)
 
-    @rule(at=pick, state=st.sampled_from(list(State)))
-    def report(self, at: int, state: State) -> None:
+    @rule(at=pick, state=st.sampled_from(list(InstanceState)))
+    def report(self, at: int, state: InstanceState) -> None:
         """A worker (or anybody) writes a state, lawful or not."""
         if instance := self.one("i", at):
             self.update(instance, "model_instances", state=state)
 
-    @rule(at=pick, epoch=st.integers(-1, 1), state=st.sampled_from([State.PENDING, State.ERROR]))
-    def send_back(self, at: int, epoch: int, state: State) -> None:
+    @rule(
+        at=pick, epoch=st.integers(-1, 1), state=st.sampled_from([InstanceState.PENDING, InstanceState.ERROR])
+    )
+    def send_back(self, at: int, epoch: int, state: InstanceState) -> None:
         if instance := self.one("i", at):
             row = self.run(self.scenes[0].row("model_instances", self.ids[instance][0]))
             assert row is not None

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpustackd.domain.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
 from gpustackd.domain.outcome import Part, Placement
 
 WORKERS = st.integers(1, 5)

@@ -13,14 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import GpuId, GpuSelector, Strategy
 from gpustackd.domain.outcome import NoFit, Placed, Placement
 from gpustackd.placement.decide import Searches, candidates, decide
 from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.ports import Proposal
-from gpustackd.store.memory import MemoryStore
+from gpustackd.store.memory.store import MemoryStore
 from tests.fleets import GIB, fleet, model, occupy
 from tests.gguf_sizes import Toy, layered
 from tests.property.oracle import breaches

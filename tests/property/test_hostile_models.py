@@ -24,7 +24,7 @@ from gpustackd.estimate.demand import build_demand
 from gpustackd.estimate.evaluate import evaluate
 from gpustackd.placement.decide import decide
 from gpustackd.placement.policy import Policy, Subject
-from gpustackd.sources import bounded_json, config_json, safetensors_header, weight_files
+from gpustackd.sources.formats import bounded_json, config_json, safetensors_header, weight_files
 from gpustackd.sources.reader import Reader
 from tests.fleets import fleet
 from tests.specs import a_model
@@ -70,7 +70,7 @@ def test_any_bytes_are_a_header_or_an_error(data: bytes, size: int | None) -> No
     found = outcome(lambda: safetensors_header.header_length(data[:8], size, "m"))
     assert isinstance(found, ModelUnreadable) or 2 <= found <= safetensors_header.MAX_HEADER
     found = outcome(lambda: safetensors_header.parse(data, size, "m"))
-    assert isinstance(found, (ModelUnreadable, safetensors_header.Header))
+    assert isinstance(found, (ModelUnreadable, safetensors_header.SafetensorsHeader))
 
 
 @LIMITED

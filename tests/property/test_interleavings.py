@@ -15,12 +15,12 @@ from uuid import UUID
 
 import pytest
 
-from gpustackd.domain.fleet import GpuRow
-from gpustackd.domain.lifecycle import State
+from gpustackd.domain.fleet.fleet import GpuRow
+from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.outcome import Cure, NoFit, Part, Placed, Placement, Reason
 from gpustackd.ports import Claim, CommitCode, Proposal, Refusal
-from gpustackd.store import ledger
-from gpustackd.store.memory import MemoryStore
+from gpustackd.store.memory.store import MemoryStore
+from gpustackd.store.postgres import ledger
 from tests.integration.world import World, connected, world_of
 from tests.property.explorer import explore
 from tests.property.oracle import breaches
@@ -150,7 +150,7 @@ class Fleet:
             self.acts[actor - len(self.replicas)].step(self)
 
     def placed(self) -> list[int]:
-        return [i.id for i in self.store.model_instances.values() if i.state is State.SCHEDULED]
+        return [i.id for i in self.store.model_instances.values() if i.state is InstanceState.SCHEDULED]
 
     def drain(self) -> None:
         """All leases end, and one replica works until nothing changes any more."""
@@ -221,7 +221,7 @@ def sound(fleet: Fleet) -> None:
 def run(replicas: int, instances: int, many: int, *acts: str) -> None:
     def at_end(fleet: Fleet) -> None:
         # nobody still holds a claim, except one who died with it
-        held = [i for i in fleet.store.model_instances.values() if i.state is State.ANALYZING]
+        held = [i for i in fleet.store.model_instances.values() if i.state is InstanceState.ANALYZING]
         assert not held or "crash" in acts
         fleet.drain()
         sound(fleet)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.decide import Searches, candidates, decide

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpustackd.daemon.unique_queue import ElsewhereOf, Lane, UniqueQueue
+from gpustackd.daemon.queue.instance_queue import ElsewhereOf, InstanceQueue, Lane
 from gpustackd.domain.outcome import Cure
 
 LIMIT = 6
@@ -50,7 +50,7 @@ class QueueAgainstNaive(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.queue = UniqueQueue(lambda: self.now, LIMIT)
+        self.queue = InstanceQueue(lambda: self.now, LIMIT)
         self.naive: dict[int, Record] = {}
         self.group_cures: dict[Any, Cure] = {}
         self.dropped = 0

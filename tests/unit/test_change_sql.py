@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpustackd.store.change_sql import literal, statements
+from gpustackd.store.documents.change_sql import literal, statements
 
 
 @pytest.mark.parametrize(

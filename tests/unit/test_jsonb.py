@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpustackd.store.jsonb import MAX_DEPTH, Unreadable, decode
+from gpustackd.store.postgres.jsonb import MAX_DEPTH, Unreadable, decode
 
 
 @pytest.mark.parametrize("text", ['{"a": [1, null, true]}', "5", '"x"', "[" * MAX_DEPTH + "]" * MAX_DEPTH])

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from gpustackd.domain.lifecycle import PLACED, TAKEN, WAITING, State, lawful
+from gpustackd.domain.lifecycle import PLACED, TAKEN, WAITING, InstanceState, lawful
 
 # x: lawful; c: only with the placement cleared and the epoch raised in the same write; =: no move at all
 TABLE = """
@@ -23,41 +23,43 @@ UNREACHABLE   c       .         .         x            x           x        x   
 """
 
 
-def moves() -> dict[tuple[State, State], str]:
+def moves() -> dict[tuple[InstanceState, InstanceState], str]:
     head, *rows = TABLE.strip("\n").splitlines()
-    columns = [State(name) for name in head.split()]
+    columns = [InstanceState(name) for name in head.split()]
     found = {}
     for row in rows:
         name, *marks = row.split()
-        found |= {(State(name), new): mark for new, mark in zip(columns, marks, strict=True)}
+        found |= {(InstanceState(name), new): mark for new, mark in zip(columns, marks, strict=True)}
     return found
 
 
 def test_the_table_names_every_pair_of_states() -> None:
-    assert set(moves()) == set(product(State, State))
+    assert set(moves()) == set(product(InstanceState, InstanceState))
 
 
-@pytest.mark.parametrize(("old", "new"), list(product(State, State)), ids=str)
-def test_a_move_is_lawful_exactly_where_the_contract_says(old: State, new: State) -> None:
+@pytest.mark.parametrize(("old", "new"), list(product(InstanceState, InstanceState)), ids=str)
+def test_a_move_is_lawful_exactly_where_the_contract_says(old: InstanceState, new: InstanceState) -> None:
     mark = moves()[old, new]
     assert lawful(old, new) == (mark in "x=")
     assert lawful(old, new, placement_cleared=True) == (mark in "x=c")
 
 
 def test_every_state_but_error_says_whether_it_holds_a_placement() -> None:
-    assert set(State) - {State.ERROR} == WAITING | PLACED
+    assert set(InstanceState) - {InstanceState.ERROR} == WAITING | PLACED
     assert not WAITING & PLACED
 
 
 def test_every_state_can_get_back_to_pending_and_from_there_to_running() -> None:
-    for start in State:
+    for start in InstanceState:
         seen, todo = {start}, [start]
         while todo:
             old = todo.pop()
-            reached = [new for new in State if new not in seen and lawful(old, new, placement_cleared=True)]
+            reached = [
+                new for new in InstanceState if new not in seen and lawful(old, new, placement_cleared=True)
+            ]
             seen.update(reached)
             todo.extend(reached)
-        assert seen == set(State), start
+        assert seen == set(InstanceState), start
 
 
 def test_a_worker_reports_its_states_in_their_order_and_may_skip_some() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpustackd.daemon.systemd import Systemd
+from gpustackd.daemon.surface.systemd import Systemd
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 

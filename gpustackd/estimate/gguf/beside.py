@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpustackd.domain.gguf import F16, GgufFacts
+from gpustackd.domain.gguf_facts import F16, GgufFacts
 from gpustackd.estimate.gguf.memory import padded
 from gpustackd.estimate.gguf.serving import Serving
 

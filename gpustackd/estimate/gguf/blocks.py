@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpustackd.domain.gguf import F16, F32, I32, ElementType
+from gpustackd.domain.gguf_facts import F16, F32, I32, ElementType
 from gpustackd.estimate.gguf.passing import Pass
 from gpustackd.estimate.gguf.tape import (
     Node,

@@ -5,7 +5,7 @@ Rules: estimate-gguf spec section 12.
 
 from __future__ import annotations
 
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.estimate.categories import EMBEDDING, IMAGE, LLM, RERANKER
 from gpustackd.estimate.gguf.architecture import ENCODERS, is_causal
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpustackd.domain.gguf import F32, GgufFacts
+from gpustackd.domain.gguf_facts import F32, GgufFacts
 from gpustackd.estimate.gguf.allocate import peaks
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.memory import ubatch_of, window_cells

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpustackd.domain.gguf import F32
+from gpustackd.domain.gguf_facts import F32
 from gpustackd.estimate.gguf.blocks import projected
 from gpustackd.estimate.gguf.passing import Pass
 from gpustackd.estimate.gguf.tape import (

@@ -3,7 +3,7 @@ Qwen3-Next."""
 
 from __future__ import annotations
 
-from gpustackd.domain.gguf import F32
+from gpustackd.domain.gguf_facts import F32
 from gpustackd.estimate.gguf.blocks import (
     attention,
     chosen_rows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpustackd.domain.backend_parameters import BackendParameters
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.gguf_levels import Level
 from gpustackd.estimate.gguf.allowance import MIB, Allowance
 from gpustackd.estimate.gguf.shares import DeviceShare, Division, HostShare, level_of

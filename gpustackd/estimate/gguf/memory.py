@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.gguf import F32, GgufFacts, Tensor
+from gpustackd.domain.gguf_facts import F32, GgufFacts, GgufTensor
 from gpustackd.estimate.gguf.allocate import ALIGNMENT
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.passing import Inventory
@@ -115,7 +115,7 @@ def has_head(facts: GgufFacts) -> bool:
     }  # fmt: skip
 
 
-def _unused(tensor: Tensor) -> bool:
+def _unused(tensor: GgufTensor) -> bool:
     """Layers beyond those that are run have their names in the list of others."""
     return tensor.name.startswith("blk.")
 

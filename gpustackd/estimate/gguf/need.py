@@ -12,7 +12,7 @@ from typing import Any
 from gpustackd.domain import backend_parameters
 from gpustackd.domain.demand import Need
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.gguf_levels import GgufNeed, Level
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.estimate.gguf.classify import distributable, is_image

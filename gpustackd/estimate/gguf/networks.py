@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.estimate.gguf import decoders, encoders, hybrids, latent, recurrent
 from gpustackd.estimate.gguf.passing import Pass
 from gpustackd.estimate.gguf.styles import STYLES

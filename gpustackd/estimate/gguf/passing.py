@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gpustackd.domain.gguf import F16, F32, I32, I64, TYPES, ElementType, GgufFacts, Tensor
+from gpustackd.domain.gguf_facts import F16, F32, I32, I64, TYPES, ElementType, GgufFacts, GgufTensor
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.tape import Node, Tape, given, pointwise, stored
 
@@ -19,14 +19,14 @@ _BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\Z")
 class Inventory:
     """The tensors of a model: those of each layer by the end of their name, and all others by name."""
 
-    layers: tuple[Mapping[str, Tensor], ...]
-    others: Mapping[str, Tensor]
+    layers: tuple[Mapping[str, GgufTensor], ...]
+    others: Mapping[str, GgufTensor]
 
 
 def inventory(facts: GgufFacts, layers: int) -> Inventory:
     """Sort the tensors of a header."""
-    found: list[dict[str, Tensor]] = [{} for _ in range(layers)]
-    others: dict[str, Tensor] = {}
+    found: list[dict[str, GgufTensor]] = [{} for _ in range(layers)]
+    others: dict[str, GgufTensor] = {}
     for tensor in facts.tensors:
         match = _BLOCK.match(tensor.name)
         if match and int(match[1]) < layers:
@@ -220,5 +220,5 @@ class Pass:
         return self.norm(x, weight, bias, layer=layer, rms=rms)
 
 
-def _elem(tensor: Tensor) -> ElementType:
+def _elem(tensor: GgufTensor) -> ElementType:
     return TYPES.get(tensor.type, F16)

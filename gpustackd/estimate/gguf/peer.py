@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from gpustackd.domain.gguf import GgufFacts, Tensor
+from gpustackd.domain.gguf_facts import GgufFacts, GgufTensor
 from gpustackd.domain.gguf_levels import Level, Share
 from gpustackd.estimate.gguf.architecture import is_causal
 from gpustackd.estimate.gguf.beside import projector_bytes
@@ -142,10 +142,10 @@ class PeerSizes:
 
     # -- parts --------------------------------------------------------------------------------------------
 
-    def _weights(self, group: Sequence[Tensor]) -> int:
+    def _weights(self, group: Sequence[GgufTensor]) -> int:
         return sum(t.size for t in group if not self._is_moved(t))
 
-    def _is_moved(self, tensor: Tensor) -> bool:
+    def _is_moved(self, tensor: GgufTensor) -> bool:
         return any(p.search(tensor.name) for p in self._flags.overrides)
 
     def _output_weights(self, *, tied: bool = True) -> int:
@@ -227,15 +227,17 @@ class PeerSizes:
             last={t.name.split(".", 2)[2].removesuffix(".weight"): t for t in self._last() if "." in t.name},
         )
 
-    def _last(self) -> Sequence[Tensor]:
+    def _last(self) -> Sequence[GgufTensor]:
         """Tensors of the last layer, which stand for all."""
         blocks = [g for g in self._groups if g[0].name.startswith("blk.")]
         return blocks[-1] if blocks else ()
 
 
-def _sorted(tensors: Sequence[Tensor]) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor]]:
+def _sorted(
+    tensors: Sequence[GgufTensor],
+) -> tuple[list[list[GgufTensor]], list[GgufTensor], list[GgufTensor]]:
     """Layers in the order of the file (any tensor of no class is one), inputs, outputs."""
-    groups: dict[str, list[Tensor]] = {}
+    groups: dict[str, list[GgufTensor]] = {}
     inputs, outputs = [], []
     for tensor in tensors:
         if tensor.name.startswith(_INPUT):

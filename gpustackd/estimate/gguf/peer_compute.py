@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpustackd.domain.gguf import Tensor
+from gpustackd.domain.gguf_facts import GgufTensor
 
 _PRIMES = (17, 37, 67, 131, 257, 521, 1031, 2053, 4099, 8209, 16411, 32771, 65537, 131101, 262147, 524309)
 """Sizes of a hash table, each more than twice the one before."""
@@ -30,7 +30,7 @@ class Sizing:
     state: int
     inner: int
     recurrent: bool
-    last: Mapping[str, Tensor]
+    last: Mapping[str, GgufTensor]
 
     def first_of(self, *names: str) -> int:
         """Rows' length of a tensor, added up over those that are there."""

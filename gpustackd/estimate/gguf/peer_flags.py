@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gpustackd.domain.backend_parameters import BackendParameters
-from gpustackd.domain.gguf import BY_NAME, F16, ElementType
+from gpustackd.domain.gguf_facts import BY_NAME, F16, ElementType
 from gpustackd.errors import BadRow
 from gpustackd.estimate.gguf.serving import CACHE_TYPES
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpustackd.domain.gguf import F32, I32
+from gpustackd.domain.gguf_facts import F32, I32
 from gpustackd.estimate.gguf.blocks import (
     attention,
     chosen_rows,

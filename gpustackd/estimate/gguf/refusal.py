@@ -4,7 +4,7 @@ runs."""
 from __future__ import annotations
 
 from gpustackd.domain.backend_parameters import COLUMN
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.errors import BadRow
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.serving import Serving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.estimate.gguf.architecture import Dimensions
 from gpustackd.estimate.gguf.memory import has_head
 from gpustackd.estimate.gguf.passing import Inventory, Load

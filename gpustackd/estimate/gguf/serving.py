@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gpustackd.domain.backend_parameters import COLUMN, BackendParameters
-from gpustackd.domain.gguf import BY_NAME, F16, ElementType, GgufFacts
+from gpustackd.domain.gguf_facts import BY_NAME, F16, ElementType, GgufFacts
 from gpustackd.errors import BadRow
 from gpustackd.estimate.gguf.architecture import encodes_only
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.estimate.gguf.allowance import Allowance
 from gpustackd.estimate.gguf.architecture import dimensions
 from gpustackd.estimate.gguf.compute import Buffers

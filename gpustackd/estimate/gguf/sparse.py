@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpustackd.domain.gguf import F32, GgufFacts
+from gpustackd.domain.gguf_facts import F32, GgufFacts
 
 if TYPE_CHECKING:
     from gpustackd.estimate.gguf.architecture import Dimensions

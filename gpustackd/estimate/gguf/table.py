@@ -10,7 +10,7 @@ from typing import Any
 from gpustackd.domain import backend_parameters
 from gpustackd.domain.backend_parameters import COLUMN
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.errors import BadRow
 from gpustackd.estimate.gguf.allowance import Allowance

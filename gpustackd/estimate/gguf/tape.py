@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from gpustackd.domain.gguf import F16, F32, I32, ElementType
+from gpustackd.domain.gguf_facts import F16, F32, I32, ElementType
 
 Shape: TypeAlias = tuple[int, int, int, int]
 

@@ -12,9 +12,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.domain.rows import GpuRow, WorkerRow
 from gpustackd.placement.names import gib, some
 
 Undo = Callable[[], None]

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import GpuSelector, ModelSpec
 from gpustackd.errors import BadRow
 from gpustackd.placement.advise.change import EditModel

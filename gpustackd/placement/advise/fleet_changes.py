@@ -8,8 +8,8 @@ from itertools import islice
 
 import numpy as np
 
-from gpustackd.domain.fleet import Fleet
-from gpustackd.domain.rows import GpuRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.placement.advise.change import (
     AddGpu,
     AddWorker,

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.fleet.fleet import Bools, Ints
 from gpustackd.errors import BadRow
 from gpustackd.placement.advise.change import EditModel
 from gpustackd.placement.advise.edits import Editor

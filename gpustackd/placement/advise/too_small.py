@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.fleet import Ints
+from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.placement.advise.nearest import Miss
 from gpustackd.placement.engine_steps import EngineStep
 from gpustackd.placement.fit.cards import Cards, cards

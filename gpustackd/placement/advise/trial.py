@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Placed
 from gpustackd.errors import BadRow

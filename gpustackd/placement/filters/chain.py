@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, PoolStep, Reason
 from gpustackd.placement.faults import Faults
 from gpustackd.placement.filters.cluster import ClusterFilter, workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, Reason
 
 

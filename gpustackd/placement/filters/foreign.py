@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.domain.fleet.fleet import Fleet, Ints
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.names import gib, some

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpustackd.domain.backends import Backends, DeviceKind
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.filters.catalogue import Catalogue, packaged
 from gpustackd.placement.filters.cluster import workers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.domain.paths import PathKnowledge, Presence

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.filters.cluster import workers

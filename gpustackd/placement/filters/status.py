@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.filters.cluster import workers
 from gpustackd.placement.names import some

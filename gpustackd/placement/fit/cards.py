@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.placement.fit.rules import Rules, Taking
 
 Floats = NDArray[np.float64]

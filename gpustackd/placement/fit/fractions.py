@@ -10,7 +10,7 @@ import numpy as np
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.domain.fleet.fleet import Fleet, Ints
 from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.fit.sglang import fraction
 from gpustackd.placement.fit.static_fraction import Fraction, Shape, static_fraction

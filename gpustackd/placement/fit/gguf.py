@@ -9,7 +9,7 @@ from typing import Any
 
 from gpustackd.domain.backend_parameters import COLUMN, BackendParameters, parse
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.gguf_levels import Sizes
+from gpustackd.domain.gguf_levels import LevelSizes
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.rules import Rules, Taking
 
@@ -25,7 +25,7 @@ _WHOLE = re.compile(r"\d{1,9}\Z", re.ASCII)
 class Gguf:
     """What is asked beside the sizes. `layers` None = as many as fit; 0 = none."""
 
-    sizes: Sizes
+    sizes: LevelSizes
     total: int
     layers: int | None
     split: tuple[float, ...]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.fleet.fleet import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
 from gpustackd.placement.fit.gguf import Gguf
 from gpustackd.placement.fit.gguf_layers import Layers

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 
-from gpustackd.domain.gguf_levels import Level, Share, Sizes
+from gpustackd.domain.gguf_levels import Level, LevelSizes, Share
 from gpustackd.placement.fit.seat import Offload, Seat
 
 FEWEST_GUESS = 16
@@ -82,7 +82,7 @@ class Prepared:
         return self.layer_unified if host.unified else self.layer
 
 
-def prepared(sizes: Sizes, hosts: Sequence[Host]) -> Prepared | None:
+def prepared(sizes: LevelSizes, hosts: Sequence[Host]) -> Prepared | None:
     """None where there is no estimate at all."""
     levels = sizes.levels()
     if not levels:

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.fleet.fleet import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
 from gpustackd.placement.fit.gguf import MOST_DEVICES, Gguf
 from gpustackd.placement.fit.gguf_bounds import KEPT, Bounds

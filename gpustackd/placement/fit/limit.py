@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 
 
 def busy(fleet: Fleet, positions: Iterable[int], engine: Engine) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import UNKNOWN, Fleet
+from gpustackd.domain.fleet.fleet import UNKNOWN, Fleet
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.fit.seat import Seat

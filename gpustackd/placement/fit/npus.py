@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
-from gpustackd.domain.rows import GpuRow
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.placement.fit.cards import Cards
 from gpustackd.placement.fit.rules import Rules
 from gpustackd.placement.tie import block

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import Bools, Ints
+from gpustackd.domain.fleet.fleet import Bools, Ints
 from gpustackd.placement.fit.cards import Cards, asks_ram, portions, ram_holds
 from gpustackd.placement.fit.rules import Rules, Taking
 from gpustackd.placement.tie import block

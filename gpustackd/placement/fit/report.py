@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.pools import DeviceGroup, InstanceType, Inventory
 from gpustackd.placement.fit.pool import Ask, belongs
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpustackd.domain.backend_parameters import COLUMN, BackendParameters
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.divisible import Divisors

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Check, Part, Placement, Reason
 from gpustackd.placement.fit.npus import addresses
 from gpustackd.placement.fit.rules import Rules

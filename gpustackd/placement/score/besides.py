@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet, Ints
+from gpustackd.domain.fleet.fleet import Fleet, Ints
 from gpustackd.placement.faults import Faults
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.policy import Policy

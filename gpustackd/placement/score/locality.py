@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Source
 from gpustackd.domain.origin import DOWNLOADING, adapter_origins, draft_origin
 from gpustackd.placement.policy import Files, Policy

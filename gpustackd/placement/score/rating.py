@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.placement.fit.cards import Cards, cards
 from gpustackd.placement.fit.rules import Rules
 from gpustackd.placement.fit.seat import Choice, Seat

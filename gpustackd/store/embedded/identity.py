@@ -15,7 +15,7 @@ NOBODY = 65534
 
 
 @dataclass(frozen=True)
-class Identity:
+class ServerUser:
     """`same`: as we are. `namespace`: as we are, seen as `uid` in a user namespace. `user`: another user."""
 
     way: Literal["same", "namespace", "user"]
@@ -34,13 +34,13 @@ class Identity:
             os.chown(path, self.uid, self.gid)
 
 
-def choose(data: Path, program: Path) -> Identity:
+def choose(data: Path, program: Path) -> ServerUser:
     """The identity for a server with its data in `data` (may not exist yet)."""
     if os.geteuid() != 0:
         if _known(os.geteuid()):
-            return Identity("same")
+            return ServerUser("same")
         # an arbitrary user id, as some clusters give containers: initdb asks for its name
-        return _namespace() or Identity("same")
+        return _namespace() or ServerUser("same")
     owner = data.stat().st_uid if data.exists() else 0
     if owner == 0 and (mapped := _namespace()):
         return mapped
@@ -48,7 +48,7 @@ def choose(data: Path, program: Path) -> Identity:
     entry = pwd.getpwuid(uid) if _known(uid) else None
     # Under a folder that is closed to others, such as /root, the other user needs a capability to pass.
     reach = not all(_open_to_others(path) for path in (data.resolve(), program.resolve()))
-    return Identity("user", uid, entry.pw_gid if entry else uid, reach)
+    return ServerUser("user", uid, entry.pw_gid if entry else uid, reach)
 
 
 def _known(uid: int) -> bool:
@@ -66,12 +66,12 @@ def _some_user() -> int:
 
 
 @cache
-def _namespace() -> Identity | None:
+def _namespace() -> ServerUser | None:
     """A user namespace, if this system lets us have one: tried, not guessed."""
     if sys.platform != "linux":
         return None
     uid = _some_user()
-    identity = Identity("namespace", uid, pwd.getpwuid(uid).pw_gid if _known(uid) else uid)
+    identity = ServerUser("namespace", uid, pwd.getpwuid(uid).pw_gid if _known(uid) else uid)
     attempt = subprocess.run(identity.command(Path("/bin/true")), capture_output=True, check=False)
     return identity if attempt.returncode == 0 else None
 

@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from gpustackd.store.embedded.binaries import EmbeddedPostgresFailed, find_binaries
-from gpustackd.store.embedded.identity import Identity, choose
+from gpustackd.store.embedded.identity import ServerUser, choose
 from gpustackd.store.embedded.postmaster import Postmaster, await_predecessor, end_orphans
 
 Setting = str | int | float | bool
@@ -196,7 +196,7 @@ class EmbeddedPostgres:
             raise AlreadyRunning(self.folder, await_predecessor(self.data, 0, self._report)) from None
         self._lock = lock
 
-    def _initialise(self, identity: Identity) -> None:
+    def _initialise(self, identity: ServerUser) -> None:
         """initdb, in a folder beside the final one: a start that was cut short leaves nothing half made."""
         self._report(f"initialising PostgreSQL in {self.folder}")
         draft = self.folder / "data.new"
@@ -212,7 +212,7 @@ class EmbeddedPostgres:
         finally:
             shutil.rmtree(draft, ignore_errors=True)  # what is half made takes no room
 
-    def _make(self, identity: Identity, draft: Path) -> None:
+    def _make(self, identity: ServerUser, draft: Path) -> None:
         draft.mkdir(mode=0o700)
         password = self.folder / "password"
         with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -235,7 +235,7 @@ class EmbeddedPostgres:
             identity, "postgres", "--single", "-D", str(draft), "postgres", said=f"CREATE DATABASE {USER}\n"
         )
 
-    def _launch(self, identity: Identity) -> None:
+    def _launch(self, identity: ServerUser) -> None:
         self.sockets.mkdir(mode=0o700, exist_ok=True)
         if self.port == 0:
             self.port = _free_port()
@@ -258,7 +258,7 @@ class EmbeddedPostgres:
         self._postmaster = Postmaster(command, self.log, _environment())
         self._postmaster.wait_until_ready(self.data, self.timeout, self._report)
 
-    def _run(self, identity: Identity, program: str, *arguments: str, said: str = "") -> None:
+    def _run(self, identity: ServerUser, program: str, *arguments: str, said: str = "") -> None:
         command = identity.command(self.binaries.folder / program, *arguments, death_signal=signal.SIGINT)
         result = subprocess.run(
             command, input=said, capture_output=True, text=True, env=_environment(), check=False

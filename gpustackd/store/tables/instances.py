@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import BigInteger, CheckConstraint, Column, Index, UniqueConstraint, Uuid
 from sqlmodel import Field, SQLModel
 
-from gpustackd.domain.lifecycle import State
+from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.store.tables import columns as c
 
 _WAITING = "state IN ('PENDING', 'ANALYZING')"
@@ -64,7 +64,7 @@ class ModelInstance(SQLModel, table=True):
 
     __table_args__ = (
         UniqueConstraint("name", name="model_instances_name_key"),
-        c.one_of("model_instances_state_known", "state", list(State)),
+        c.one_of("model_instances_state_known", "state", list(InstanceState)),
         CheckConstraint(
             f"NOT {_WAITING} OR (worker_id IS NULL AND gpu_type IS NULL AND gpu_indexes IS NULL"
             " AND computed_resource_claim IS NULL AND distributed_servers IS NULL)",

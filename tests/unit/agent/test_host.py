@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpustackd.agent import host
-from gpustackd.store.documents import read_documents
+from gpustackd.store.documents.reading import read_documents
 
 MIB = 2**20
 

@@ -8,17 +8,17 @@ import pytest
 
 from gpustackd.agent.register import cards
 from gpustackd.agent.simulated import Script, Steps
-from gpustackd.domain.lifecycle import State
+from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.errors import UsageError
-from gpustackd.store.worker_side import Task
+from gpustackd.store.postgres.worker_side import Task
 
-TASK = Task(1, "a-0", State.SCHEDULED, 7, 3, 0)
+TASK = Task(1, "a-0", InstanceState.SCHEDULED, 7, 3, 0)
 GIB = 2**30
 
 
-def walked(script: Script, task: Task) -> list[State]:
+def walked(script: Script, task: Task) -> list[InstanceState]:
     states = []
-    while task.state not in (State.RUNNING, State.ERROR):
+    while task.state not in (InstanceState.RUNNING, InstanceState.ERROR):
         task = replace(task, state=script.step(task)[0])
         states.append(task.state)
     return states
@@ -26,19 +26,19 @@ def walked(script: Script, task: Task) -> list[State]:
 
 def test_an_instance_goes_through_every_state_of_a_start() -> None:
     assert walked(Script(), TASK) == [
-        State.INITIALIZING,
-        State.DOWNLOADING,
-        State.STARTING,
-        State.RUNNING,
+        InstanceState.INITIALIZING,
+        InstanceState.DOWNLOADING,
+        InstanceState.STARTING,
+        InstanceState.RUNNING,
     ]
-    assert Script().step(replace(TASK, state=State.UNREACHABLE)) == (State.RUNNING, None)
+    assert Script().step(replace(TASK, state=InstanceState.UNREACHABLE)) == (InstanceState.RUNNING, None)
 
 
 def test_a_rate_of_one_fails_every_start_with_the_words_given_and_a_rate_of_zero_none() -> None:
     broken = Script(fail_rate=1.0, fail_message="no such file")
-    assert walked(broken, TASK)[-1] is State.ERROR
-    assert broken.step(replace(TASK, state=State.STARTING)) == (State.ERROR, "no such file")
-    assert all(walked(Script(seed=n), TASK)[-1] is State.RUNNING for n in range(50))
+    assert walked(broken, TASK)[-1] is InstanceState.ERROR
+    assert broken.step(replace(TASK, state=InstanceState.STARTING)) == (InstanceState.ERROR, "no such file")
+    assert all(walked(Script(seed=n), TASK)[-1] is InstanceState.RUNNING for n in range(50))
 
 
 def test_the_same_seed_fails_the_same_starts_whatever_the_order() -> None:
@@ -46,12 +46,12 @@ def test_the_same_seed_fails_the_same_starts_whatever_the_order() -> None:
     fate = {t: walked(Script(fail_rate=0.5, seed=4), t)[-1] for t in starts}
     assert fate == {t: walked(Script(fail_rate=0.5, seed=4), t)[-1] for t in reversed(starts)}
     assert fate != {t: walked(Script(fail_rate=0.5, seed=5), t)[-1] for t in starts}
-    assert 50 < sum(s is State.ERROR for s in fate.values()) < 150
+    assert 50 < sum(s is InstanceState.ERROR for s in fate.values()) < 150
 
 
 def test_what_is_scheduled_is_taken_at_once_and_each_later_state_lasts_for_the_delay() -> None:
     steps = Steps(delay=2.0)
-    taken = replace(TASK, state=State.INITIALIZING)
+    taken = replace(TASK, state=InstanceState.INITIALIZING)
     assert steps.due([TASK], 10.0) == ([TASK], None)
     assert steps.due([taken], 10.0) == ([], 12.0)
     assert steps.due([taken], 11.9) == ([], 12.0)
@@ -60,7 +60,7 @@ def test_what_is_scheduled_is_taken_at_once_and_each_later_state_lasts_for_the_d
 
 def test_an_instance_that_was_placed_anew_begins_its_delay_anew() -> None:
     steps = Steps(delay=2.0)
-    taken = replace(TASK, state=State.INITIALIZING)
+    taken = replace(TASK, state=InstanceState.INITIALIZING)
     steps.due([taken], 10.0)
     assert steps.due([replace(taken, epoch=4)], 12.0) == ([], 14.0)
     assert steps.due([], 13.0) == ([], None)

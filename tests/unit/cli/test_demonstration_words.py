@@ -1,6 +1,6 @@
 """What the demonstration says of instances that wait."""
 
-from gpustackd.cli.demonstration.words import waiting_words
+from gpustackd.cli.demo_summary import waiting_words
 
 
 def test_waiting_instances_with_one_reason_are_told_together() -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpustackd.errors import Refused
 from gpustackd.store import tables
-from gpustackd.store.document_kinds import GPU, KINDS
-from gpustackd.store.documents import read_documents
-from gpustackd.store.fields import size
+from gpustackd.store.documents.fields import size
+from gpustackd.store.documents.kinds import GPU, KINDS
+from gpustackd.store.documents.reading import read_documents
 
 
 def refused(text: str) -> str:

@@ -9,10 +9,10 @@ import pytest
 
 from gpustackd.cli.estimate import Hub, spec_of
 from gpustackd.cli.program import main
+from gpustackd.demo.models.catalogue import model_documents
+from gpustackd.demo.models.sparse import ModelFiles, write_model
 from gpustackd.domain.model_spec import Source
 from gpustackd.errors import UsageError
-from gpustackd.examples.catalogue import model_documents
-from gpustackd.examples.sparse import ModelFiles, write_model
 
 EXAMPLES = {d["name"]: d for d in model_documents()}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpustackd.examples import catalogue, folder
-from gpustackd.examples.architectures import UnknownArchitecture, tensors_of
-from gpustackd.examples.sparse import ModelFiles, Unexplained, header, shard, write_model
-from gpustackd.store.documents import read_documents
-from gpustackd.store.statements import statements
+from gpustackd.demo.models import catalogue, folder
+from gpustackd.demo.models.architectures import UnknownArchitecture, tensors_of
+from gpustackd.demo.models.sparse import ModelFiles, Unexplained, header, shard, write_model
+from gpustackd.store.documents.reading import read_documents
+from gpustackd.store.postgres.statements import statements
 
 MODELS = {d["name"]: d for d in catalogue.model_documents()}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpustackd.cli.explain_text import show
-from gpustackd.cli.get import _COLUMNS, _MORE, Kind, place, why
+from gpustackd.cli.get import _COLUMNS, _MORE, ResourceKind, place, why
 from gpustackd.cli.output import console
 
 STRANGE = [5, "words", True, {"a": 1}, [5, None], [{}], None, ["x" * 1000]]
@@ -16,7 +16,7 @@ STRANGE = [5, "words", True, {"a": 1}, [5, None], [{}], None, ["x" * 1000]]
 @pytest.mark.parametrize("value", STRANGE)
 def test_lists_that_are_none_are_shown_in_some_way(value: Any) -> None:
     row = {"categories": value, "backend_parameters": value, "location": "/" + "x" * 5000}
-    for heading, cell in (*_COLUMNS[Kind.MODELS], *_MORE[Kind.MODELS]):
+    for heading, cell in (*_COLUMNS[ResourceKind.MODELS], *_MORE[ResourceKind.MODELS]):
         if heading in ("CATEGORIES", "PARAMETERS", "WHERE"):
             assert len(str(cell(row))) <= 90
 

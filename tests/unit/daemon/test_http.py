@@ -12,8 +12,8 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gpustackd.daemon import http
-from gpustackd.daemon.http import bind, serve
+from gpustackd.daemon.surface import http
+from gpustackd.daemon.surface.http import bind, serve
 from gpustackd.errors import UsageError
 from gpustackd.observe.metrics import Metrics
 from gpustackd.setting_types import Address

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpustackd.daemon.catalogue import Catalogue
-from gpustackd.daemon.demand_mix import DIFFERENT, DemandMix
-from gpustackd.daemon.judge import Judge
-from gpustackd.daemon.reports import Reports
-from gpustackd.daemon.view import View
+from gpustackd.daemon.scheduling.decider import Decider
+from gpustackd.daemon.scheduling.demand_mix import DIFFERENT, DemandMix
+from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
+from gpustackd.daemon.scheduling.model_catalog import ModelCatalog
+from gpustackd.daemon.surface.reporter import Reporter
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import NoFit, Placed
@@ -27,7 +27,7 @@ from gpustackd.placement.score.fragmentation import UNKNOWN_MIX, WHOLE, Shape
 from gpustackd.placement.score.mix import distance, mix
 from gpustackd.placement.score.strategy import Scorer
 from gpustackd.ports import Waiting
-from gpustackd.store.memory import MemoryStore
+from gpustackd.store.memory.store import MemoryStore
 from tests.fleets import GIB, demand, fleet, model, occupy
 
 
@@ -39,9 +39,9 @@ class Bench:
         self.metrics = Metrics("1", "r")
         self.stream = self.path.open("w")
         self.logging = start_logging(stream=self.stream, form="json")
-        self.view = View(MemoryStore())
+        self.view = FleetFeed(MemoryStore())
         self.view.fleet = fleet(text)
-        self.judge = Judge(self.view, policy or Policy(), Reports(self.logging.log, self.metrics))
+        self.judge = Decider(self.view, policy or Policy(), Reporter(self.logging.log, self.metrics))
 
     def counted(self, stage: str) -> float:
         text = exposition(self.metrics.registry)[0].decode()
@@ -110,7 +110,7 @@ def test_a_refusal_in_which_something_failed_is_not_kept(
 # -- the mix -------------------------------------------------------------------------------------------------
 
 
-class Known(Catalogue):
+class Known(ModelCatalog):
     """Demands as given."""
 
     def __init__(self, demands: dict[int, Demand]) -> None:

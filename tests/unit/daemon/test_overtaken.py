@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpustackd.daemon.overtaken import still_fits
-from gpustackd.domain.fleet import Fleet
+from gpustackd.daemon.scheduling.stale_decisions import still_fits
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Placed, Placement
 from tests.fleets import ask, demand, fleet, model, occupy
 

@@ -11,15 +11,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from gpustackd.daemon import path_probe
-from gpustackd.daemon.path_probe import KEPT, NOBODY_TO_ASK, PathProbe
-from gpustackd.daemon.surroundings import Surroundings
-from gpustackd.domain.fleet import Fleet, WorkerRow
+from gpustackd.daemon.scheduling import path_probe
+from gpustackd.daemon.scheduling.file_locations import FileLocations
+from gpustackd.daemon.scheduling.path_probe import KEPT, NOBODY_TO_ASK, PathProbe
+from gpustackd.domain.fleet.fleet import Fleet, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.paths import Presence
 from gpustackd.errors import ModelUnreadable
 from gpustackd.ports import Wake
-from gpustackd.sources.worker_files import WorkerFiles, WorkerHost
+from gpustackd.sources.workers.file_api import WorkerFiles, WorkerHost
 from tests.fleets import model
 from tests.worker_api import WorkerApi
 
@@ -33,9 +33,9 @@ def spec(path: str = PATH, **fields: Any) -> ModelSpec:
     return model(source=Source.LOCAL_PATH, local_path=path, **fields)
 
 
-def surroundings(*names: str, port: int | None = 80, files: Any = None) -> Surroundings:
+def surroundings(*names: str, port: int | None = 80, files: Any = None) -> FileLocations:
     """READY workers 1, 2, … with a file API."""
-    around = Surroundings()
+    around = FileLocations()
     around.fleet = Fleet()
     around.files = files or {}
     for n, name in enumerate(names, 1):
@@ -77,7 +77,7 @@ class Clock:
         return self.now
 
 
-def probe(asker: Any, around: Surroundings) -> tuple[PathProbe, Clock, list[Wake]]:
+def probe(asker: Any, around: FileLocations) -> tuple[PathProbe, Clock, list[Wake]]:
     clock, wakes = Clock(), list[Wake]()
     made = PathProbe(asker, around, clock)
     made.tell = wakes.append
@@ -267,7 +267,7 @@ async def test_two_that_ask_for_one_path_at_once_ask_once() -> None:
 
 
 async def test_where_there_is_nobody_to_ask_that_is_remembered_too() -> None:
-    made, clock, _ = probe(Asked({}), Surroundings())
+    made, clock, _ = probe(Asked({}), FileLocations())
     await made.look(spec())
     assert made.current(spec())
     clock.now += NOBODY_TO_ASK + 1

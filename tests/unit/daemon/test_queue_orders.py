@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gpustackd.daemon.unique_queue import UniqueQueue
+from gpustackd.daemon.queue.instance_queue import InstanceQueue
 from gpustackd.domain.outcome import Cure
 
 
-def ids(queue: UniqueQueue, most: int = 100) -> list[int]:
+def ids(queue: InstanceQueue, most: int = 100) -> list[int]:
     return [taken.id for taken in queue.take_nowait(most)]
 
 
-def queue() -> UniqueQueue:
-    return UniqueQueue(lambda: 0.0)
+def queue() -> InstanceQueue:
+    return InstanceQueue(lambda: 0.0)
 
 
 def test_the_larger_of_a_priority_goes_first_whatever_its_age() -> None:

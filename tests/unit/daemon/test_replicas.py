@@ -7,34 +7,34 @@ from typing import Any
 
 import pytest
 
-from gpustackd.daemon.replicas import Numbers, ReplicaPolicy, Replicas
-from gpustackd.daemon.silence import Silence
-from gpustackd.daemon.view import View
-from gpustackd.domain.lifecycle import State
+from gpustackd.daemon.reconcile.replicas import Numbers, ReplicaPolicy, ReplicaSync
+from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
+from gpustackd.daemon.whatif.silent_reporter import SilentReporter
+from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.ports import ReplicasSeen, Sync
-from gpustackd.replicas.number import Steps
-from gpustackd.store.memory import MemoryStore
-from gpustackd.store.memory_replicas import MemoryReplicas
+from gpustackd.replicas.number import ReplicaSteps
+from gpustackd.store.memory.replicas import MemoryReplicas
+from gpustackd.store.memory.store import MemoryStore
 
 pytestmark = pytest.mark.anyio
 
 GIB = 2**30
 
 
-class Told(Silence):
+class Told(SilentReporter):
     """Keeps what was told of replicas."""
 
     def __init__(self) -> None:
         super().__init__()
         self.outcomes: list[str] = []
-        self.synced: list[Steps] = []
+        self.synced: list[ReplicaSteps] = []
         self.errors: list[str] = []
 
     def replicas_tried(self, outcome: str) -> None:
         self.outcomes.append(outcome)
 
-    def replicas_synced(self, seen: ReplicasSeen, wanted: int, done: Steps) -> None:
+    def replicas_synced(self, seen: ReplicasSeen, wanted: int, done: ReplicaSteps) -> None:
         self.synced.append(done)
 
     def unexpected(self, what: str, error: BaseException, **fields: Any) -> None:
@@ -48,7 +48,7 @@ class Meddled(MemoryReplicas):
         super().__init__(store)
         self.meanwhile: list[Any] = []
 
-    async def sync(self, seen: ReplicasSeen, replicas: int, steps: Steps, names: Any) -> Sync:
+    async def sync(self, seen: ReplicasSeen, replicas: int, steps: ReplicaSteps, names: Any) -> Sync:
         if self.meanwhile:
             await self.meanwhile.pop(0)()
         return await super().sync(seen, replicas, steps, names)
@@ -72,9 +72,10 @@ class House:
                     "gpu_devices", worker_id=worker, index=index, type="cuda", vram_total=24 * GIB
                 )
 
-    def daemon(self, seed: int = 1) -> Replicas:
-        return Replicas(
-            store=self.kept, view=View(self.store), numbers=Numbers(), policy=self.policy, reports=self.told,
+    def daemon(self, seed: int = 1) -> ReplicaSync:
+        return ReplicaSync(
+            store=self.kept, view=FleetFeed(self.store), numbers=Numbers(), policy=self.policy,
+            reports=self.told,
             clock=lambda: self.now, chance=Random(seed),
         )  # fmt: skip
 
@@ -95,7 +96,7 @@ class House:
         claim = {"ram": 0, "vram": {"0": 8 * GIB}}
         for i in self.there(model):
             where = self.workers[0] if worker is None else worker
-            self.set(i, state=State.RUNNING, worker_id=where, gpu_type="cuda", gpu_indexes=[0],
+            self.set(i, state=InstanceState.RUNNING, worker_id=where, gpu_type="cuda", gpu_indexes=[0],
                      computed_resource_claim=claim)  # fmt: skip
 
 
@@ -109,7 +110,9 @@ async def test_a_scale_down_meets_rows_that_miss_their_worker_or_their_claim(str
     )
     house.runs(model)
     house.set(two, worker_id=987654)
-    house.set(three, state=State.SCHEDULED, worker_id=None, computed_resource_claim=None, gpu_indexes=None)
+    house.set(
+        three, state=InstanceState.SCHEDULED, worker_id=None, computed_resource_claim=None, gpu_indexes=None
+    )
     house.set(four, computed_resource_claim={"ram": 0})
     for replicas, left in ((3, {one, four, two, three}), (2, {one, four}), (1, {one})):
         house.store.update("models", model, replicas=replicas)
@@ -146,7 +149,7 @@ async def test_a_neighbour_that_fails_between_look_and_write_goes_instead() -> N
     older, younger = house.there(model)
 
     async def fails() -> None:
-        house.set(older, state=State.ERROR)
+        house.set(older, state=InstanceState.ERROR)
 
     house.store.update("models", model, replicas=1)
     house.kept.meanwhile.append(fails)
@@ -211,7 +214,7 @@ async def test_what_a_row_says_that_cannot_be_used_is_told_once_and_the_rest_goe
 
 
 async def test_a_number_beyond_one_transaction_takes_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpustackd.daemon.replicas._MOST_AT_ONCE", 20)
+    monkeypatch.setattr("gpustackd.daemon.reconcile.replicas._MOST_AT_ONCE", 20)
     house = House()
     model = house.model(45)
     daemon = house.daemon()
@@ -240,7 +243,7 @@ async def test_three_daemons_and_users_at_random_end_at_the_number(seed: int) ->
                 house.store.delete("model_instances", *house.there(model)[:1])
             case _:
                 for i in house.there(model):
-                    state = chance.choice([State.RUNNING, State.ERROR])
+                    state = chance.choice([InstanceState.RUNNING, InstanceState.ERROR])
                     house.set(i, state=state, worker_id=house.workers[0], computed_resource_claim={"ram": 0})
 
     async def other() -> None:

@@ -8,7 +8,7 @@ import tracemalloc
 import anyio
 import pytest
 
-from gpustackd.daemon.unique_queue import ElsewhereOf, Lane, Origin, Taken, UniqueQueue
+from gpustackd.daemon.queue.instance_queue import ElsewhereOf, InstanceQueue, Lane, Taken, WakeOrigin
 from gpustackd.domain.outcome import Cure
 
 pytestmark = pytest.mark.anyio
@@ -29,8 +29,8 @@ class Clock:
         return self.now
 
 
-def filled(*ids: int, clock: Clock | None = None) -> UniqueQueue:
-    queue = UniqueQueue(clock or Clock())
+def filled(*ids: int, clock: Clock | None = None) -> InstanceQueue:
+    queue = InstanceQueue(clock or Clock())
     for instance in ids:
         queue.put(instance, 0, float(instance), model_id=1)
     return queue
@@ -41,14 +41,14 @@ def ids(batch: list[Taken]) -> list[int]:
 
 
 def test_the_highest_priority_goes_first_then_the_oldest_then_the_lowest_id() -> None:
-    queue = UniqueQueue(Clock())
+    queue = InstanceQueue(Clock())
     for instance, priority, created in [(1, 0, 5.0), (2, 9, 8.0), (3, 0, 4.0), (4, 9, 7.0), (5, 0, 4.0)]:
         queue.put(instance, priority, created, model_id=1)
     assert ids(queue.take_nowait(10)) == [4, 2, 3, 5, 1]
 
 
 async def test_who_waits_is_woken_by_a_put() -> None:
-    queue = UniqueQueue(Clock())
+    queue = InstanceQueue(Clock())
     got: list[int] = []
     waiting = anyio.Event()
 
@@ -64,7 +64,7 @@ async def test_who_waits_is_woken_by_a_put() -> None:
 
 
 async def test_a_backoff_ends_by_itself_and_an_earlier_one_added_later_is_not_overslept() -> None:
-    queue = UniqueQueue(time.monotonic)
+    queue = InstanceQueue(time.monotonic)
     for instance in (1, 2):
         queue.put(instance, 0, 0.0, model_id=1)
     queue.take_nowait(2)
@@ -79,11 +79,11 @@ async def test_a_backoff_ends_by_itself_and_an_earlier_one_added_later_is_not_ov
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
         queue.retry(2, 0.001)
-    assert [(taken.id, taken.origin) for taken in got] == [(2, Origin.DUE)]
+    assert [(taken.id, taken.origin) for taken in got] == [(2, WakeOrigin.DUE)]
 
 
 async def test_two_takers_share_the_work_without_doubles() -> None:
-    queue = UniqueQueue(Clock())
+    queue = InstanceQueue(Clock())
     got: list[int] = []
 
     async def taker() -> None:
@@ -102,7 +102,7 @@ async def test_two_takers_share_the_work_without_doubles() -> None:
 
 
 async def test_a_cancelled_taker_has_taken_nothing() -> None:
-    queue = UniqueQueue(Clock())
+    queue = InstanceQueue(Clock())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(queue.take, 5)
         await anyio.lowlevel.checkpoint()
@@ -140,10 +140,10 @@ def test_an_id_put_while_in_flight_comes_back_exactly_once() -> None:
     queue = filled(1)
     queue.take_nowait(1)
     for _ in range(3):
-        queue.put(1, 0, 0.0, model_id=1, origin=Origin.RESCAN)
+        queue.put(1, 0, 0.0, model_id=1, origin=WakeOrigin.RESCAN)
     assert queue.take_nowait(1) == []
     assert queue.done(1) is Lane.ACTIVE
-    assert [taken.origin for taken in queue.take_nowait(5)] == [Origin.RESCAN]
+    assert [taken.origin for taken in queue.take_nowait(5)] == [WakeOrigin.RESCAN]
     assert queue.done(1) is None
 
 
@@ -167,7 +167,7 @@ def test_only_groups_that_the_event_could_help_are_looked_at() -> None:
     assert [group.key for group in queue.wake(Cure.MODEL, {1})] == ["big", "labels"]
     assert queue.wake(Cure.MODEL, {2}) == []
     assert queue.activate("big", 1) == 1
-    assert [(taken.id, taken.origin) for taken in queue.take_nowait(9)] == [(1, Origin.CURE)]
+    assert [(taken.id, taken.origin) for taken in queue.take_nowait(9)] == [(1, WakeOrigin.CURE)]
 
 
 def test_a_changed_refusal_brings_back_only_the_rows_that_tell_another_one() -> None:
@@ -187,7 +187,7 @@ def test_work_of_another_replica_is_looked_at_again_on_a_cure_and_when_a_scan_se
         assert queue.elsewhere(instance) is Lane.ELSEWHERE
     (group,) = queue.wake(Cure.CAPACITY)
     assert (group.key, group.count) == (ElsewhereOf(1), 2)
-    queue.put(2, 0, 0.0, model_id=1, origin=Origin.RESCAN)
+    queue.put(2, 0, 0.0, model_id=1, origin=WakeOrigin.RESCAN)
     assert ids(queue.take_nowait(9)) == [2]
 
 
@@ -251,17 +251,17 @@ def test_two_scans_without_an_id_forget_it_but_one_does_not() -> None:
     for instance in (1, 2):
         queue.park(instance, "demand", Cure.ANY)
     queue.rescan_started()
-    queue.put(2, 0, 2.0, model_id=1, origin=Origin.RESCAN)
+    queue.put(2, 0, 2.0, model_id=1, origin=WakeOrigin.RESCAN)
     assert queue.rescan_finished() == 0
     queue.rescan_started()
-    queue.put(2, 0, 2.0, model_id=1, origin=Origin.RESCAN)
+    queue.put(2, 0, 2.0, model_id=1, origin=WakeOrigin.RESCAN)
     assert queue.rescan_finished() == 1
     assert queue.lane_of(1) is None
     assert queue.lane_of(2) is Lane.PARKED
 
 
 def test_when_full_the_newest_of_the_lowest_priority_goes_and_a_rescan_is_wanted() -> None:
-    queue = UniqueQueue(Clock(), limit=4)
+    queue = InstanceQueue(Clock(), limit=4)
     for instance, priority in [(1, 1), (2, 0), (3, 0), (4, 1)]:
         queue.put(instance, priority, float(instance), model_id=1)
     assert queue.put(5, 1, 5.0, model_id=1)
@@ -276,7 +276,7 @@ def test_when_full_the_newest_of_the_lowest_priority_goes_and_a_rescan_is_wanted
 
 
 def test_what_is_in_flight_is_never_pushed_out() -> None:
-    queue = UniqueQueue(Clock(), limit=2)
+    queue = InstanceQueue(Clock(), limit=2)
     for instance in (1, 2):
         queue.put(instance, 0, 0.0, model_id=1)
     queue.take_nowait(2)
@@ -286,7 +286,7 @@ def test_what_is_in_flight_is_never_pushed_out() -> None:
 
 def test_memory_stays_flat_however_often_everything_moves() -> None:
     clock = Clock()
-    queue = UniqueQueue(clock, limit=1_000)
+    queue = InstanceQueue(clock, limit=1_000)
 
     def one_round(start: int) -> None:
         for instance in range(start, start + 1_200):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from gpustackd.daemon.view import View
+from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
 from gpustackd.ports import FleetChanges
-from gpustackd.store.memory import MemoryStore
+from gpustackd.store.memory.store import MemoryStore
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ async def test_a_deletion_that_is_told_while_a_look_is_under_way_is_seen_by_the_
     store = Held()
     first = store.insert("workers", name="w1", state="READY")
     store.insert("workers", name="w2", state="READY")
-    view = View(store)
+    view = FleetFeed(store)
     await view.load()
     store.answer, store.asked = anyio.Event(), anyio.Event()
     async with anyio.create_task_group() as tasks:
@@ -49,7 +49,7 @@ async def test_workers_take_their_positions_by_id_whatever_the_order_of_rows() -
     store = MemoryStore()
     for n in (3, 1, 2):
         store.insert("workers", id=n, name=f"w{n}", state="READY")
-    view = View(store)
+    view = FleetFeed(store)
     await view.load()
     assert view.fleet.worker_id[:3].tolist() == [1, 2, 3]
     assert view.fleet.order is None

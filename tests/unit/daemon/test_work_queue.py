@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpustackd.daemon.backoff import Backoff
-from gpustackd.daemon.work_queue import Change, WorkQueue
+from gpustackd.daemon.queue.key_queue import KeyChange, KeyQueue
+from gpustackd.daemon.scheduling.backoff import Backoff
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-def taken(queue: WorkQueue[str]) -> list[tuple[str, Change, object]]:
+def taken(queue: KeyQueue[str]) -> list[tuple[str, KeyChange, object]]:
     found = []
     while (item := queue.get_nowait()) is not None:
         found.append((item.key, item.change, item.news))
@@ -34,25 +34,25 @@ def taken(queue: WorkQueue[str]) -> list[tuple[str, Change, object]]:
 
 
 def test_a_deletion_sticks_and_goes_first_whatever_is_said_after_it() -> None:
-    queue: WorkQueue[str] = WorkQueue(Clock())
+    queue: KeyQueue[str] = KeyQueue(Clock())
     for key in "abc":
-        queue.add(key, Change.CREATED, key)
-    queue.add("c", Change.DELETED)
-    queue.add("c", Change.MODIFIED, "late")
+        queue.add(key, KeyChange.CREATED, key)
+    queue.add("c", KeyChange.DELETED)
+    queue.add("c", KeyChange.MODIFIED, "late")
     assert taken(queue) == [
-        ("c", Change.DELETED, "late"), ("a", Change.CREATED, "a"), ("b", Change.CREATED, "b")
+        ("c", KeyChange.DELETED, "late"), ("a", KeyChange.CREATED, "a"), ("b", KeyChange.CREATED, "b")
     ]  # fmt: skip
 
 
 def test_what_comes_while_a_key_is_at_work_is_one_further_pass() -> None:
-    queue: WorkQueue[str] = WorkQueue(Clock())
+    queue: KeyQueue[str] = KeyQueue(Clock())
     queue.add("a")
     assert len(taken(queue)) == 1
     for word in range(5):
         queue.add("a", news=word)
     assert taken(queue) == []
     queue.done("a")
-    assert taken(queue) == [("a", Change.MODIFIED, 4)]
+    assert taken(queue) == [("a", KeyChange.MODIFIED, 4)]
     queue.done("a")
     assert taken(queue) == []
     assert len(queue) == 0
@@ -60,23 +60,23 @@ def test_what_comes_while_a_key_is_at_work_is_one_further_pass() -> None:
 
 def test_what_was_put_off_melts_into_what_comes_first() -> None:
     clock = Clock()
-    queue: WorkQueue[str] = WorkQueue(clock)
+    queue: KeyQueue[str] = KeyQueue(clock)
     queue.add_after("a", 5, news="later")
     queue.add_after("b", 3, news="b")
     queue.add("a", news="now")
-    assert taken(queue) == [("a", Change.MODIFIED, "now")]
+    assert taken(queue) == [("a", KeyChange.MODIFIED, "now")]
     queue.add_after("a", 1, news="again")
     clock.now = 2.0
     assert taken(queue) == []  # at work still
     queue.done("a")
-    assert taken(queue) == [("a", Change.MODIFIED, "again")]
+    assert taken(queue) == [("a", KeyChange.MODIFIED, "again")]
     queue.done("a")
     clock.now = 10.0
-    assert taken(queue) == [("b", Change.MODIFIED, "b")]
+    assert taken(queue) == [("b", KeyChange.MODIFIED, "b")]
 
 
 def test_failures_are_counted_by_key_until_it_works() -> None:
-    queue: WorkQueue[str] = WorkQueue(Clock(), Backoff(Random(1), first=1, ceiling=300, spread=0))
+    queue: KeyQueue[str] = KeyQueue(Clock(), Backoff(Random(1), first=1, ceiling=300, spread=0))
     assert [queue.backoff("a") for _ in range(10)] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
     assert queue.backoff("b") == 1
     queue.forget("a")
@@ -84,7 +84,7 @@ def test_failures_are_counted_by_key_until_it_works() -> None:
 
 
 async def test_who_waits_is_woken_by_a_word_and_by_the_time() -> None:
-    queue: WorkQueue[str] = WorkQueue(anyio.current_time)
+    queue: KeyQueue[str] = KeyQueue(anyio.current_time)
     got: list[str] = []
 
     async def take() -> None:
@@ -115,13 +115,13 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.queue: WorkQueue[str] = WorkQueue(self.clock, window=2.0)
+        self.queue: KeyQueue[str] = KeyQueue(self.clock, window=2.0)
         self.owed: set[str] = set()
         self.later: dict[str, float] = {}
         self.at_work: set[str] = set()
 
-    @rule(key=KEYS, change=st.sampled_from(Change))
-    def add(self, key: str, change: Change) -> None:
+    @rule(key=KEYS, change=st.sampled_from(KeyChange))
+    def add(self, key: str, change: KeyChange) -> None:
         self.queue.add(key, change)
         self.owed.add(key)
         self.later.pop(key, None)

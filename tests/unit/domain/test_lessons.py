@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.lessons import NONE, Avoided, Raise, elsewhere, lessons, with_more
 from gpustackd.domain.outcome import NoFit, Placed
+from gpustackd.domain.placement_hints import NONE, Avoided, Raise, elsewhere, placement_hints, with_more
 from tests.fleets import GIB, ask, demand, fleet, place, seats
 from tests.gguf_sizes import layered, toy
 
@@ -17,8 +17,8 @@ MORE = {"vram": 50 * GIB, "ram": 0, "first_vram": 40 * GIB, "first_ram": 0, "tim
 
 
 def test_what_is_written_is_read_again() -> None:
-    assert lessons(None, None) is NONE
-    found = lessons(
+    assert placement_hints(None, None) is NONE
+    found = placement_hints(
         [{"worker_id": 3, "gpu_ids": [7, 8], "until": 1.5}, {"worker_id": 4, "gpu_ids": None}], MORE
     )
     assert found.avoid == (Avoided(3, (7, 8)), Avoided(4))
@@ -28,10 +28,10 @@ def test_what_is_written_is_read_again() -> None:
 
 @pytest.mark.parametrize("junk", [1, "x", {}, [1], [{}], [{"worker_id": "3"}], [{"worker_id": True}], [None]])
 def test_what_cannot_be_read_counts_as_not_there(junk: Any) -> None:
-    found = lessons(junk, junk)
+    found = placement_hints(junk, junk)
     assert (found.avoid, found.more) == ((), None)
-    assert lessons(None, {**MORE, "vram": -1}).more is None
-    assert lessons(None, {**MORE, "times": 2**70}).more is None
+    assert placement_hints(None, {**MORE, "vram": -1}).more is None
+    assert placement_hints(None, {**MORE, "times": 2**70}).more is None
 
 
 def test_a_raise_asks_for_more_of_the_model_as_it_was_then_and_of_no_edited_one() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpustackd.domain.windows import Watch, Windows
+from gpustackd.domain.timeouts import Timeouts, Watch
 
 
 def watched(watch: Watch, ours: float, theirs: float | None = None) -> float:
@@ -38,8 +38,8 @@ def test_looks_that_fail_are_none() -> None:
 
 
 def test_the_defaults_are_those_of_the_spec_and_lengths_follow_from_them() -> None:
-    spans = Windows()
+    spans = Timeouts()
     assert (spans.interval, spans.grace, spans.reschedule, spans.pickup) == (30, 150, 300, 60)
     assert (spans.sweep, spans.care, spans.seen, spans.gap) == (15, 5, 45, 45)
-    short = Windows(interval=0.5, grace=3, reschedule=6, pickup=2)
+    short = Timeouts(interval=0.5, grace=3, reschedule=6, pickup=2)
     assert (short.sweep, short.care, short.seen, short.gap) == (0.3, 0.2, 0.75, 2)

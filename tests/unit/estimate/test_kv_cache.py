@@ -8,7 +8,7 @@ import pytest
 
 from gpustackd.estimate.claim import GIB
 from gpustackd.estimate.kv_cache import Attention, attention_of, kv_cache
-from gpustackd.sources.config_json import hyper_parameters
+from gpustackd.sources.formats.config_json import hyper_parameters
 from tests.specs import known_models
 
 KNOWN = known_models()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import GgufFacts, Tensor
+from gpustackd.domain.gguf_facts import GgufFacts, GgufTensor
 from gpustackd.estimate.evaluate import evaluate
 from gpustackd.estimate.gguf.classify import categories_of, distributable, is_image, not_a_model
 from gpustackd.estimate.gguf.need import gguf_need
@@ -16,7 +16,7 @@ from tests.specs import a_model
 
 def facts(architecture: str = "llama", *names: str, kind: str = "model", **values: Any) -> GgufFacts:
     told = {f"{architecture}.{k}": v for k, v in values.items()}
-    tensors = tuple(Tensor(name, (256, 256), 0, 4 * 256 * 256) for name in names)
+    tensors = tuple(GgufTensor(name, (256, 256), 0, 4 * 256 * 256) for name in names)
     return GgufFacts(architecture, kind, values=told, tensors=tensors, lengths={"tokenizer.ggml.tokens": 9})
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpustackd.domain.gguf import TYPES
+from gpustackd.domain.gguf_facts import TYPES
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources.gguf_header import KEPT_ARRAY, MAX_TENSORS, header
-from gpustackd.sources.gguf_window import FIRST
+from gpustackd.sources.formats.gguf_header import KEPT_ARRAY, MAX_TENSORS, header
+from gpustackd.sources.formats.gguf_window import FIRST
 from tests.gguf_files import ARRAY, STRING, Typed, Writer, drive, file_bytes, read
 
 TENSORS = [

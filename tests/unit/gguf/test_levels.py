@@ -10,8 +10,8 @@ import pytest
 
 from gpustackd.domain.demand import Engine
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import GgufFacts
-from gpustackd.domain.gguf_levels import GgufNeed, Sizes
+from gpustackd.domain.gguf_facts import GgufFacts
+from gpustackd.domain.gguf_levels import GgufNeed, LevelSizes
 from gpustackd.errors import BadRow
 from gpustackd.estimate.demand import build_demand
 from gpustackd.estimate.gguf.need import gguf_need, header_digest, sizer_of
@@ -31,7 +31,7 @@ def asked(model: str | GgufFacts, *flags: str) -> tuple[Any, GgufNeed]:
     return need, found
 
 
-def sizes(model: str | GgufFacts, *flags: str) -> Sizes:
+def sizes(model: str | GgufFacts, *flags: str) -> LevelSizes:
     return asked(model, *flags)[1].sizes
 
 

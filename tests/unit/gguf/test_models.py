@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.errors import ModelUnreadable
 from gpustackd.sources.gguf_files import shards
 from gpustackd.sources.gguf_model import GgufModels
 from gpustackd.sources.library import ReaderOptions
-from gpustackd.sources.local_path import PathAbsent
-from gpustackd.sources.origin import Origin
+from gpustackd.sources.local.directory import PathAbsent
+from gpustackd.sources.origin import FileOrigin
 from gpustackd.sources.reader import Reader
 from tests.gguf_files import Writer, file_bytes, write
 from tests.hub import Answer, Hub, Repo, Sparse
@@ -283,7 +283,7 @@ async def test_an_own_reader_of_headers_may_be_given(tmp_path: Path) -> None:
     inner = GgufModels()
     asked: list[str] = []
 
-    async def spying(spec: Any, origin: Origin, library: Any) -> ModelFacts:
+    async def spying(spec: Any, origin: FileOrigin, library: Any) -> ModelFacts:
         asked.append(origin.name)
         return await inner(spec, origin, library)
 

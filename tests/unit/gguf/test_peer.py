@@ -11,7 +11,7 @@ import pytest
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.gguf import BY_NAME, GgufFacts, Tensor
+from gpustackd.domain.gguf_facts import BY_NAME, GgufFacts, GgufTensor
 from gpustackd.estimate.gguf.need import gguf_need
 from gpustackd.estimate.gguf.peer import PeerSizes
 from gpustackd.estimate.gguf.peer_flags import MIB, PeerFlags, peer_flags
@@ -64,8 +64,8 @@ def model(
     )  # fmt: skip
 
 
-def tensor(name: str, shape: tuple[int, ...], kind: str) -> Tensor:
-    return Tensor(name, shape, BY_NAME[kind].id, BY_NAME[kind].bytes_of(math.prod(shape)))
+def tensor(name: str, shape: tuple[int, ...], kind: str) -> GgufTensor:
+    return GgufTensor(name, shape, BY_NAME[kind].id, BY_NAME[kind].bytes_of(math.prod(shape)))
 
 
 def full(facts: GgufFacts, flags: PeerFlags, split: tuple[float, ...] = ()) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpustackd.domain.backend_parameters import parse
-from gpustackd.domain.gguf import GgufFacts
+from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.errors import BadRow
 from gpustackd.estimate.gguf.need import sizer_of
 from gpustackd.estimate.gguf.refusal import LlamaRefuses

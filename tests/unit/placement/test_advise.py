@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.placement.advise.advise import Advice, advise
 from gpustackd.placement.advise.change import Holder

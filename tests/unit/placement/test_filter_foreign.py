@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet import FOREIGN_NEWS, Fleet
+from gpustackd.domain.fleet.fleet import FOREIGN_NEWS, Fleet
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.placement.memo import Memo
 from tests.fleets import GIB, ask, demand, fleet, model, place, refused, seats

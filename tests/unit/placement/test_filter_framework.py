@@ -10,7 +10,7 @@ import pytest
 
 from gpustackd.domain.backends import Backends, backend_row
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.placement.filters import chain

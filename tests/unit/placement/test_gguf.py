@@ -9,7 +9,7 @@ from gpustackd.domain.outcome import Check
 from gpustackd.placement.decide import candidates
 from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy
-from gpustackd.store import ledger
+from gpustackd.store.postgres import ledger
 from tests import fleets
 from tests.fleets import GIB, fleet, model, occupy, place, refused, seats
 from tests.gguf_sizes import SIZED_FOR, layered, toy

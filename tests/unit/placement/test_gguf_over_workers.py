@@ -9,7 +9,7 @@ import pytest
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy
-from gpustackd.store import ledger
+from gpustackd.store.postgres import ledger
 from tests import fleets
 from tests.fleets import GIB, ask, fleet, occupy, place, refused, seats
 from tests.gguf_sizes import layered, toy

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
-from gpustackd.domain.fleet import Fleet, GpuRow
+from gpustackd.domain.fleet.fleet import Fleet, GpuRow
 from gpustackd.domain.outcome import Check, Cure, Placed
 from gpustackd.placement.decide import candidates
 from gpustackd.placement.memo import Memo

@@ -14,7 +14,7 @@ import pytest
 from gpustackd.domain.backends import Backends, backend_row
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.filters import chain

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, Placed
 from gpustackd.placement.decide import decide
 from gpustackd.placement.policy import Policy, Subject

@@ -10,7 +10,7 @@ import pytest
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
-from gpustackd.domain.fleet import Fleet
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Placement
 from gpustackd.estimate.claim import custom_ram
 from gpustackd.placement.decide import candidates

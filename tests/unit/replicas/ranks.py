@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpustackd.domain.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Strategy
-from gpustackd.replicas.chain import Weights
-from gpustackd.replicas.placement import Places
+from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.ranking import ranked
 from gpustackd.replicas.replica import Replica, replica
+from gpustackd.replicas.retention_score import RetentionWeights
 
 GIB = 2**30
 MODEL = 1
@@ -85,10 +85,12 @@ def six(layers: bool = False) -> list[Replica]:
     ]
 
 
-def places(on: Fleet, strategy: Strategy = Strategy.BINPACK, *, compat: bool = False) -> Places:
-    return Places(on, MODEL, strategy, 1.0, compat)
+def places(on: Fleet, strategy: Strategy = Strategy.BINPACK, *, compat: bool = False) -> PlacementScores:
+    return PlacementScores(on, MODEL, strategy, 1.0, compat)
 
 
-def order(candidates: list[Replica], where: Places, weights: Weights | None = None) -> list[int]:
+def order(
+    candidates: list[Replica], where: PlacementScores, weights: RetentionWeights | None = None
+) -> list[int]:
     """Ids, the one to go first in front."""
-    return [r.id for r in ranked(candidates, weights or Weights(), where)]
+    return [r.id for r in ranked(candidates, weights or RetentionWeights(), where)]

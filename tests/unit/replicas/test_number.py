@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustackd.replicas.names import free_names
-from gpustackd.replicas.number import Asked, Seat, Steps, steps
+from gpustackd.replicas.number import Asked, ReplicaSlot, ReplicaSteps, steps
 from gpustackd.replicas.replica import Replica, replica
 
 
@@ -38,39 +38,39 @@ def draining(id_: int, seconds: float, **columns: Any) -> Replica:
 
 
 def test_what_is_missing_is_added_and_what_is_too_much_goes() -> None:
-    assert steps(Asked(3), some(1), by_id) == Steps(add=(Seat(2),))
-    assert steps(Asked(3), some(3), by_id) == Steps()
-    assert steps(Asked(1), some(3), by_id) == Steps(delete=(2, 3))
-    assert steps(Asked(0), some(2), by_id) == Steps(delete=(1, 2))
+    assert steps(Asked(3), some(1), by_id) == ReplicaSteps(add=(ReplicaSlot(2),))
+    assert steps(Asked(3), some(3), by_id) == ReplicaSteps()
+    assert steps(Asked(1), some(3), by_id) == ReplicaSteps(delete=(2, 3))
+    assert steps(Asked(0), some(2), by_id) == ReplicaSteps(delete=(1, 2))
     assert not steps(Asked(2), some(2, "ERROR"), by_id).anything  # every row counts, whatever its state
 
 
 def test_a_surplus_that_serves_drains_and_goes_when_it_is_due() -> None:
     asked = Asked(2, window=60)
-    assert steps(asked, some(3), by_id) == Steps(drain=(3,), due_in=60)
+    assert steps(asked, some(3), by_id) == ReplicaSteps(drain=(3,), due_in=60)
     there = [*some(2), draining(3, 20)]
-    assert steps(asked, there, by_id) == Steps(due_in=40)
-    assert steps(asked, [*some(2), draining(3, 60)], by_id) == Steps(delete=(3,))
+    assert steps(asked, there, by_id) == ReplicaSteps(due_in=40)
+    assert steps(asked, [*some(2), draining(3, 60)], by_id) == ReplicaSteps(delete=(3,))
     # one that serves nobody is not waited for
-    assert steps(asked, some(3, "STARTING"), by_id) == Steps(delete=(3,))
-    assert steps(asked, some(3, worker_state="NOT_READY"), by_id) == Steps(delete=(3,))
-    assert steps(asked, [*some(2), draining(3, 1, state="ERROR")], by_id) == Steps(delete=(3,))
+    assert steps(asked, some(3, "STARTING"), by_id) == ReplicaSteps(delete=(3,))
+    assert steps(asked, some(3, worker_state="NOT_READY"), by_id) == ReplicaSteps(delete=(3,))
+    assert steps(asked, [*some(2), draining(3, 1, state="ERROR")], by_id) == ReplicaSteps(delete=(3,))
     # a window that is taken away ends at once
-    assert steps(Asked(2, window=0), there, by_id) == Steps(delete=(3,))
-    assert steps(Asked(2, window=-5), there, by_id) == Steps(delete=(3,))
+    assert steps(Asked(2, window=0), there, by_id) == ReplicaSteps(delete=(3,))
+    assert steps(Asked(2, window=-5), there, by_id) == ReplicaSteps(delete=(3,))
 
 
 def test_who_drains_is_taken_back_before_anything_new_is_started() -> None:
     there = [*some(2), draining(3, 20), draining(4, 30)]
     asked = Asked(3, window=60)
     # of two that drain the better one, and the other goes its way
-    assert steps(asked, there, by_id) == Steps(take_back=(3,), due_in=30)
-    assert steps(Asked(5, window=60), there, by_id) == Steps(add=(Seat(1),), take_back=(3, 4))
+    assert steps(asked, there, by_id) == ReplicaSteps(take_back=(3,), due_in=30)
+    assert steps(Asked(5, window=60), there, by_id) == ReplicaSteps(add=(ReplicaSlot(1),), take_back=(3, 4))
     # not one that is broken, or on a worker that is to be left
     broken = [*some(2), draining(3, 20, state="ERROR")]
-    assert steps(asked, broken, by_id) == Steps(add=(Seat(1),), delete=(3,))
+    assert steps(asked, broken, by_id) == ReplicaSteps(add=(ReplicaSlot(1),), delete=(3,))
     leaving = [*some(2), draining(3, 20, worker_state="MAINTENANCE")]
-    assert steps(asked, leaving, by_id) == Steps(add=(Seat(1),), due_in=40)
+    assert steps(asked, leaving, by_id) == ReplicaSteps(add=(ReplicaSlot(1),), due_in=40)
 
 
 def test_one_that_drains_and_is_well_changes_places_with_one_that_is_not() -> None:
@@ -84,9 +84,9 @@ def test_one_that_drains_and_is_well_changes_places_with_one_that_is_not() -> No
             assert (todo.take_back, len(todo.add)) == ((3,), 0)
     # one that serves on a worker to be left drains in its turn
     there = [*some(1, worker_state="MAINTENANCE"), draining(3, 20)]
-    assert steps(Asked(1, window=60), there, by_id) == Steps(drain=(1,), take_back=(3,), due_in=60)
+    assert steps(Asked(1, window=60), there, by_id) == ReplicaSteps(drain=(1,), take_back=(3,), due_in=60)
     # those that are well alike do not change places, whatever their rank
-    assert steps(Asked(1, window=60), [*some(1), draining(3, 20)], by_id) == Steps(due_in=40)
+    assert steps(Asked(1, window=60), [*some(1), draining(3, 20)], by_id) == ReplicaSteps(due_in=40)
 
 
 def member(id_: int, role: str, group: str | None = "g", **columns: Any) -> Replica:
@@ -101,14 +101,14 @@ def test_a_role_from_three_to_two_drains_one_and_back_to_three_keeps_all() -> No
     there = [member(1, "prefill"), member(2, "prefill"), member(3, "prefill"), member(4, "decode")]
     assert not steps(Asked(1, roles, 60), there, by_id).anything
     fewer = {**roles, "prefill": 2}
-    assert steps(Asked(1, fewer, 60), there, by_id) == Steps(drain=(3,), due_in=60)
+    assert steps(Asked(1, fewer, 60), there, by_id) == ReplicaSteps(drain=(3,), due_in=60)
     there[2] = member(3, "prefill", draining_for=10.0)
-    assert steps(Asked(1, fewer, 60), there, by_id) == Steps(due_in=50)
-    assert steps(Asked(1, roles, 60), there, by_id) == Steps(take_back=(3,))
+    assert steps(Asked(1, fewer, 60), there, by_id) == ReplicaSteps(due_in=50)
+    assert steps(Asked(1, roles, 60), there, by_id) == ReplicaSteps(take_back=(3,))
     there[2] = member(3, "prefill", draining_for=60.0)
-    assert steps(Asked(1, fewer, 60), there, by_id) == Steps(delete=(3,))
+    assert steps(Asked(1, fewer, 60), there, by_id) == ReplicaSteps(delete=(3,))
     del there[2]
-    assert steps(Asked(1, roles, 60), there, by_id) == Steps(add=(Seat(1, "prefill", "g"),))
+    assert steps(Asked(1, roles, 60), there, by_id) == ReplicaSteps(add=(ReplicaSlot(1, "prefill", "g"),))
 
 
 def test_members_of_other_generations_and_of_no_role_go() -> None:
@@ -117,11 +117,11 @@ def test_members_of_other_generations_and_of_no_role_go() -> None:
         member(1, "prefill"), member(2, "decode"),
         member(3, "prefill", "old"), member(4, "prefill", None), member(5, "critic"),
     ]  # fmt: skip
-    assert steps(Asked(1, roles), there, by_id) == Steps(delete=(3, 4, 5))
-    assert steps(Asked(0, roles), there, by_id) == Steps(delete=(1, 2, 3, 4, 5))
-    assert steps(Asked(1, roles), [], by_id) == Steps()  # a generation is formed elsewhere
+    assert steps(Asked(1, roles), there, by_id) == ReplicaSteps(delete=(3, 4, 5))
+    assert steps(Asked(0, roles), there, by_id) == ReplicaSteps(delete=(1, 2, 3, 4, 5))
+    assert steps(Asked(1, roles), [], by_id) == ReplicaSteps()  # a generation is formed elsewhere
     # and rows of roles that the model has no more
-    assert steps(Asked(2), [*some(2), member(9, "prefill")], by_id) == Steps(delete=(9,))
+    assert steps(Asked(2), [*some(2), member(9, "prefill")], by_id) == ReplicaSteps(delete=(9,))
 
 
 @given(

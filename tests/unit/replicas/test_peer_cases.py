@@ -11,19 +11,19 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from gpustackd.daemon.backoff import Backoff
-from gpustackd.daemon.unique_queue import UniqueQueue
-from gpustackd.daemon.work_queue import Change, Item, WorkQueue
-from gpustackd.domain.fleet import Fleet, GpuRow, WorkerRow
-from gpustackd.domain.lifecycle import State
+from gpustackd.daemon.queue.instance_queue import InstanceQueue
+from gpustackd.daemon.queue.key_queue import KeyChange, KeyQueue, QueuedKey
+from gpustackd.daemon.scheduling.backoff import Backoff
+from gpustackd.domain.fleet.fleet import Fleet, GpuRow, WorkerRow
+from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow
-from gpustackd.replicas.chain import Weights, scores
-from gpustackd.replicas.placement import Places
+from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.ranking import ranked
 from gpustackd.replicas.replica import Replica, replica
+from gpustackd.replicas.retention_score import RetentionWeights, scores
 from gpustackd.replicas.schedule import on_save, rule, schedule, wanted
-from gpustackd.store.memory import MemoryStore
+from gpustackd.store.memory.store import MemoryStore
 from tests import peer_cases as peer
 
 QUEUES = peer.cases("queue")
@@ -85,12 +85,12 @@ def candidates(case: dict[str, Any]) -> list[Replica]:
     return found
 
 
-def weights(case: dict[str, Any], only: str | None = None) -> Weights:
+def weights(case: dict[str, Any], only: str | None = None) -> RetentionWeights:
     maxima = dict.fromkeys((*SCORERS.values(), "pairing"), 0.0)
     for scorer in case["inputs"].get("scorers", []):
         if only in (None, scorer["type"]):
             maxima[SCORERS[scorer["type"]]] = scorer["max_score"] or 0.0
-    return Weights(**maxima, total=None if only else case["inputs"].get("total_max_score"))
+    return RetentionWeights(**maxima, total=None if only else case["inputs"].get("total_max_score"))
 
 
 @pytest.mark.parametrize("case", SCALE_DOWNS, ids=named)
@@ -99,8 +99,8 @@ def test_scale_down(case: dict[str, Any]) -> None:
     strategy = Strategy(model.get("placement_strategy") or "spread")
     there, fleet, expect = candidates(case), fleet_of(case), case["expect"]
 
-    def places(chain: Weights) -> Places:
-        return Places(fleet, model["id"], strategy, chain.placement, compat=True)
+    def places(chain: RetentionWeights) -> PlacementScores:
+        return PlacementScores(fleet, model["id"], strategy, chain.placement, compat=True)
 
     chain = weights(case)
     found = scores(there, chain, places(chain))
@@ -132,7 +132,7 @@ def test_placement_of_one_item(case: dict[str, Any]) -> None:
             "computed_resource_claim": claim,
         }
     )
-    places = Places(fleet, 1, Strategy(scorer["strategy"]), scorer["max_score"], compat=True)
+    places = PlacementScores(fleet, 1, Strategy(scorer["strategy"]), scorer["max_score"], compat=True)
     assert places.score(item) == pytest.approx(case["expect"]["score"])
 
 
@@ -190,12 +190,12 @@ class Script:
         b = settings.get("backoff")
         backoff = Backoff(Random(1), first=b["base"], ceiling=b["cap"], spread=b["jitter"]) if b else None
         window = settings.get("dedup_window") or 0.0
-        self.queue: WorkQueue[str] = WorkQueue(time.monotonic, backoff, window=window)
+        self.queue: KeyQueue[str] = KeyQueue(time.monotonic, backoff, window=window)
         self.started = time.monotonic()
 
     async def play(self, op: dict[str, Any]) -> None:
         queue, key, expect = self.queue, op.get("key", ""), op.get("expect")
-        change = Change(op.get("type", "MODIFIED"))
+        change = KeyChange(op.get("type", "MODIFIED"))
         match op["op"]:
             case "add":
                 queue.add(key, change, op.get("obj"))
@@ -227,7 +227,7 @@ class Script:
                 raise AssertionError(f"no such operation: {other}")
 
 
-def said(item: Item[str], expect: dict[str, Any]) -> None:
+def said(item: QueuedKey[str], expect: dict[str, Any]) -> None:
     told = {"key": item.key, "type": str(item.change), "obj": item.news}
     assert {k: told[k] for k in expect} == expect
 
@@ -248,13 +248,13 @@ async def test_events_of_instances(case: dict[str, Any]) -> None:
 
 
 async def evaluated(event: dict[str, Any]) -> Sequence[int]:
-    store, queue = MemoryStore(), UniqueQueue(time.monotonic)
+    store, queue = MemoryStore(), InstanceQueue(time.monotonic)
     model = store.insert("models", name="m")
     named_id = event.get("instance_id", event.get("instance"))
     for id_ in {named_id or 7, 8, 9}:
         store.insert("model_instances", id=id_, name=f"i{id_}", model_id=model)
     if named_id is not None and not event.get("eligible"):
-        store.model_instances[named_id].state = State.RUNNING
+        store.model_instances[named_id].state = InstanceState.RUNNING
     for row in await store.waiting([named_id] if named_id is not None else []):
         queue.put(row.id, row.priority, row.created_at.timestamp(), model_id=row.model_id)
     return [taken.id for taken in queue.take_nowait(10)]

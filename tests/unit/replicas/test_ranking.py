@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustackd.domain.fleet import Booking
+from gpustackd.domain.fleet.fleet import Booking
 from gpustackd.domain.model_spec import Strategy
-from gpustackd.replicas.chain import Weights, offload, pairing, scores, status
 from gpustackd.replicas.ranking import ranked
 from gpustackd.replicas.replica import Replica, replica
+from gpustackd.replicas.retention_score import RetentionWeights, offload, pairing, scores, status
 from tests.unit.replicas.ranks import GIB, MODEL, fleet, order, places, row, six
 
 BINPACK, SPREAD = Strategy.BINPACK, Strategy.SPREAD
@@ -31,18 +31,18 @@ def test_the_executed_rankings_come_out_to_four_digits(
     strategy: Strategy, layers: bool, total: float | None, expected: dict[int, float], compat: bool
 ) -> None:
     where = places(fleet(), strategy, compat=compat)
-    weights = Weights(total=total)
+    weights = RetentionWeights(total=total)
     found = scores(six(layers), weights, where)
     assert {i: round(v, 4) for i, v in found.items()} == expected
     assert order(six(layers), where, weights) == list(expected)
 
 
 def test_weights_of_nothing_take_their_scorer_out() -> None:
-    found = scores(six(True), Weights(status=0, offload=-1, total=100), places(fleet(), SPREAD))
+    found = scores(six(True), RetentionWeights(status=0, offload=-1, total=100), places(fleet(), SPREAD))
     assert {i: round(v, 2) for i, v in found.items()} == {1: 62.75, 2: 60.25, 3: 60.25, 4: 0, 5: 62.75, 6: 84}
-    nothing = Weights(0, 0, 0, 0, 100)
+    nothing = RetentionWeights(0, 0, 0, 0, 100)
     assert set(scores(six(), nothing, places(fleet())).values()) == {0}
-    assert scores([], Weights(total=100), places(fleet())) == {}
+    assert scores([], RetentionWeights(total=100), places(fleet())) == {}
 
 
 @pytest.mark.parametrize(
@@ -98,19 +98,19 @@ def test_pairing_decides_among_members_that_serve_alike() -> None:
     on = fleet()
     prefills = [member(1, "prefill", 1), member(2, "prefill", 2), member(3, "prefill", 3)]
     decodes = [member(4, "decode", 1), member(5, "decode", 1), member(6, "decode", 2)]
-    found = ranked(prefills, Weights(), places(on), [*prefills, *decodes])
+    found = ranked(prefills, RetentionWeights(), places(on), [*prefills, *decodes])
     assert [r.id for r in found] == [3, 2, 1]
 
 
 def test_roles_are_not_ranked_against_each_other() -> None:
     mixed = [member(1, "prefill", 1), member(2, "decode", 1)]
     with pytest.raises(ValueError, match="several roles"):
-        ranked(mixed, Weights(), places(fleet()))
+        ranked(mixed, RetentionWeights(), places(fleet()))
 
 
 def test_equal_scores_go_by_what_is_lost_least() -> None:
     """Never started, on a worker that takes nothing new, of an old spec, not yet serving, youngest."""
-    flat = Weights(0, 0, 0, 0)
+    flat = RetentionWeights(0, 0, 0, 0)
     best = row(1, "RUNNING", created=1.0)
     rows = [
         best,
@@ -193,10 +193,10 @@ def test_no_row_keeps_the_others_from_being_ranked(
     candidates = [replica(row(1, "RUNNING"))]
     candidates += [replica({"id": 100 + n, "created": 0.0, **r}) for n, r in enumerate(rows)]
     where = places(fleet(), strategy, compat=compat)
-    found = scores(candidates, Weights(), where)
-    assert {r.id for r in ranked(candidates, Weights(), where)} == {c.id for c in candidates}
+    found = scores(candidates, RetentionWeights(), where)
+    assert {r.id for r in ranked(candidates, RetentionWeights(), where)} == {c.id for c in candidates}
     assert all(v == v and v >= 0 for v in found.values())
-    assert found[1] == scores(candidates[:1], Weights(), where)[1]
+    assert found[1] == scores(candidates[:1], RetentionWeights(), where)[1]
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 12))
@@ -209,6 +209,8 @@ def test_a_healthy_replica_never_goes_before_an_unhealthy_one(chance: Any, numbe
         claim = {"offload_layers": chance.randint(0, 33), "total_layers": 33}
         place["computed_resource_claim"] = {**place["computed_resource_claim"], **claim}
         rows.append({**place, "id": 1000 + n})
-    found = ranked([replica(r) for r in rows], Weights(), places(fleet(), chance.choice(list(Strategy))))
+    found = ranked(
+        [replica(r) for r in rows], RetentionWeights(), places(fleet(), chance.choice(list(Strategy)))
+    )
     healthy = [r.healthy for r in found]
     assert healthy == sorted(healthy)

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustackd.domain.lessons import Raise
-from gpustackd.replicas.failure import Cause, cause_of, observed
-from gpustackd.replicas.restart import (
+from gpustackd.domain.placement_hints import Raise
+from gpustackd.replicas.crash_backoff import (
     RAISE_BOUND,
     RAISES_MOST,
-    Failed,
-    Kind,
+    FailedInstance,
+    RestartAction,
     delay,
     due_after,
     next_step,
 )
+from gpustackd.replicas.failure_causes import FailureCause, cause_of, observed
 
 GIB = 2**30
 OOM = (
@@ -24,8 +24,8 @@ OOM = (
 )
 
 
-def failed(**more: object) -> Failed:
-    return Failed(**{"id": 7, "restart_count": 0, "failures": 1, "since": 1e6, **more})  # type: ignore[arg-type]
+def failed(**more: object) -> FailedInstance:
+    return FailedInstance(**{"id": 7, "restart_count": 0, "failures": 1, "since": 1e6, **more})  # type: ignore[arg-type]
 
 
 def test_delays_are_those_of_the_peer() -> None:
@@ -45,36 +45,39 @@ def test_instances_that_failed_together_do_not_all_come_back_together() -> None:
 
 
 def test_the_first_restart_comes_at_once_and_each_later_one_waits_its_time() -> None:
-    assert next_step(failed(since=0)).kind is Kind.RESTART
+    assert next_step(failed(since=0)).kind is RestartAction.RESTART
     for count in range(1, 8):
         due = due_after(7, count + 1)
-        assert next_step(failed(restart_count=count, since=due - 0.1)).kind is Kind.WAIT
-        assert next_step(failed(restart_count=count, since=due + 0.1)).kind is Kind.RESTART
+        assert next_step(failed(restart_count=count, since=due - 0.1)).kind is RestartAction.WAIT
+        assert next_step(failed(restart_count=count, since=due + 0.1)).kind is RestartAction.RESTART
 
 
 @pytest.mark.parametrize(
     ("message", "cause"),
     [
-        (OOM, Cause.VRAM),
-        ("ggml_cuda: allocating 9000.50 MiB on device 0: cudaMalloc failed: out of memory", Cause.VRAM),
-        ("NCCL WARN Cuda failure 'out of memory'", Cause.VRAM),
-        ("ValueError: No available memory for the cache blocks.", Cause.VRAM),
-        ("container was OOMKilled", Cause.RAM),
-        ("process exited with code 137", Cause.RAM),
-        ("mmap failed: Cannot allocate memory", Cause.RAM),
-        ("CUDA error: uncorrectable ECC error encountered", Cause.DEVICE),
-        ("NVRM: Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus", Cause.DEVICE),
-        ("ncclSystemError: System call failed during NCCL init", Cause.NODE),
-        ("OSError: [Errno 28] No space left on device", Cause.NODE),
-        ("api_server.py: error: unrecognized arguments: --max-modle-len 8192", Cause.CONFIG),
-        ("manifest unknown: manifest unknown", Cause.CONFIG),
-        ("something broke", Cause.OTHER),
-        ("", Cause.OTHER),
-        (None, Cause.OTHER),
-        ("secret records of 1xid2", Cause.OTHER),
+        (OOM, FailureCause.VRAM),
+        (
+            "ggml_cuda: allocating 9000.50 MiB on device 0: cudaMalloc failed: out of memory",
+            FailureCause.VRAM,
+        ),
+        ("NCCL WARN Cuda failure 'out of memory'", FailureCause.VRAM),
+        ("ValueError: No available memory for the cache blocks.", FailureCause.VRAM),
+        ("container was OOMKilled", FailureCause.RAM),
+        ("process exited with code 137", FailureCause.RAM),
+        ("mmap failed: Cannot allocate memory", FailureCause.RAM),
+        ("CUDA error: uncorrectable ECC error encountered", FailureCause.DEVICE),
+        ("NVRM: Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus", FailureCause.DEVICE),
+        ("ncclSystemError: System call failed during NCCL init", FailureCause.NODE),
+        ("OSError: [Errno 28] No space left on device", FailureCause.NODE),
+        ("api_server.py: error: unrecognized arguments: --max-modle-len 8192", FailureCause.CONFIG),
+        ("manifest unknown: manifest unknown", FailureCause.CONFIG),
+        ("something broke", FailureCause.OTHER),
+        ("", FailureCause.OTHER),
+        (None, FailureCause.OTHER),
+        ("secret records of 1xid2", FailureCause.OTHER),
     ],
 )  # fmt: skip
-def test_messages_tell_their_cause(message: str | None, cause: Cause) -> None:
+def test_messages_tell_their_cause(message: str | None, cause: FailureCause) -> None:
     assert cause_of(message) is cause
 
 
@@ -102,28 +105,30 @@ def test_a_broken_device_or_host_is_left_after_two_failures_there() -> None:
         ("Xid 79: GPU has fallen off the bus", False),
         ("NCCL error: unhandled system error", True),
     ):
-        assert next_step(failed(message=text)).kind is Kind.RESTART
+        assert next_step(failed(message=text)).kind is RestartAction.RESTART
         step = next_step(failed(message=text, failures=2, restart_count=1))
-        assert (step.kind, step.whole_worker) == (Kind.ELSEWHERE, whole)
-        assert next_step(failed(message=text, failures=2, restart_count=1, since=1)).kind is Kind.WAIT
+        assert (step.kind, step.whole_worker) == (RestartAction.ELSEWHERE, whole)
+        assert (
+            next_step(failed(message=text, failures=2, restart_count=1, since=1)).kind is RestartAction.WAIT
+        )
 
 
 def test_failures_that_tell_nothing_lead_elsewhere_after_five() -> None:
-    assert next_step(failed(failures=4, restart_count=3)).kind is Kind.RESTART
-    assert next_step(failed(failures=5, restart_count=4)).kind is Kind.ELSEWHERE
+    assert next_step(failed(failures=4, restart_count=3)).kind is RestartAction.RESTART
+    assert next_step(failed(failures=5, restart_count=4)).kind is RestartAction.ELSEWHERE
 
 
 def test_what_was_told_something_wrong_is_given_up_after_three_until_its_model_is_edited() -> None:
     wrong = {"message": "error: unrecognized arguments: --foo", "since": 1e6}
-    assert next_step(failed(failures=2, restart_count=1, **wrong)).kind is Kind.RESTART
-    assert next_step(failed(failures=3, restart_count=2, **wrong)).kind is Kind.HOPELESS
-    assert next_step(failed(failures=9, restart_count=8, **wrong)).kind is Kind.HOPELESS
-    assert next_step(failed(failures=3, restart_count=2, edited=True, **wrong)).kind is Kind.RESTART
+    assert next_step(failed(failures=2, restart_count=1, **wrong)).kind is RestartAction.RESTART
+    assert next_step(failed(failures=3, restart_count=2, **wrong)).kind is RestartAction.HOPELESS
+    assert next_step(failed(failures=9, restart_count=8, **wrong)).kind is RestartAction.HOPELESS
+    assert next_step(failed(failures=3, restart_count=2, edited=True, **wrong)).kind is RestartAction.RESTART
 
 
 def test_out_of_memory_books_the_amount_that_was_missing_on_every_gpu() -> None:
     step = next_step(failed(message=OOM, vram=40 * GIB, gpus=2, model_version=3))
-    assert step.kind is Kind.MORE
+    assert step.kind is RestartAction.MORE
     assert step.more == Raise(
         vram=40 * GIB + int(4 * GIB * 1.1), first_vram=40 * GIB, times=1, model_version=3
     )
@@ -151,7 +156,7 @@ def test_raises_stay_within_their_bounds(first: int, asked: int, gpus: int) -> N
                 more=more,
             )
         )
-        if step.kind is not Kind.MORE:
+        if step.kind is not RestartAction.MORE:
             break
         assert step.more is not None
         assert step.more.vram > booked
@@ -162,7 +167,9 @@ def test_raises_stay_within_their_bounds(first: int, asked: int, gpus: int) -> N
 
 def test_what_was_learnt_of_an_older_version_of_the_model_is_forgotten() -> None:
     old = Raise(vram=9 * GIB, first_vram=6 * GIB, times=3, model_version=1)
-    assert next_step(failed(message=OOM, vram=9 * GIB, more=old, model_version=1)).kind is Kind.RESTART
+    assert (
+        next_step(failed(message=OOM, vram=9 * GIB, more=old, model_version=1)).kind is RestartAction.RESTART
+    )
     step = next_step(failed(message=OOM, vram=9 * GIB, more=old, model_version=2))
     assert step.more is not None
     assert (step.more.times, step.more.first_vram) == (1, 9 * GIB)

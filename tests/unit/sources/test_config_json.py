@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources.config_json import hyper_parameters, max_sequence_length, vision_heads
+from gpustackd.sources.formats.config_json import hyper_parameters, max_sequence_length, vision_heads
 from tests import peer_cases as peer
 from tests.specs import known_models
 

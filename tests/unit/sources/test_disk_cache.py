@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpustackd.sources.disk_cache import DiskCache
+from gpustackd.sources.cache.disk import DiskCache
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources import safetensors_header as st
+from gpustackd.sources.formats import safetensors_header as st
 
 TENSORS = [("a", "BF16", [2, 3]), ("b", "F32", [5]), ("c", "I8", []), ("d", "F8_E4M3", [4]), ("e", "F4", [3])]
 

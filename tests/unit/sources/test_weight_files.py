@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources.weight_files import (
+from gpustackd.sources.formats.weight_files import (
     components_of,
     is_diffusers_index,
     is_weight_file,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpustackd.domain.rows import WorkerRow
+from gpustackd.domain.fleet.rows import WorkerRow
 from gpustackd.errors import ModelUnreadable
 from gpustackd.sources.library import ReaderOptions
 from gpustackd.sources.reader import Reader
-from gpustackd.sources.worker_files import Hosts, WorkerFiles, WorkerHost
-from gpustackd.sources.worker_hosts import hosts_of
+from gpustackd.sources.workers.file_api import Hosts, WorkerFiles, WorkerHost
+from gpustackd.sources.workers.hosts import hosts_of
 from tests import peer_cases as peer
 from tests.specs import a_model, known_models
 from tests.worker_api import WorkerApi

@@ -1,1 +1,0 @@
-"""What `gpustackd demo` is made of: real replicas, a watch on the database, and words about both."""

@@ -1,0 +1,1 @@
+"""The instance queue: every waiting instance once, in the lane that says what it waits for."""

@@ -1,0 +1,1 @@
+"""From a wake-up to a committed placement: intake, analysis, decisions, commits."""

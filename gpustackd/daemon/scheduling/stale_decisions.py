@@ -1,0 +1,50 @@
+"""Placements that others were faster with: news of the fleet came before their commit, or the commit clashed.
+
+A commit would reject what news has overtaken; to find it in memory first is cheaper, and leaves the locks and
+the writes to those that still have a chance. What clashes time and again is left alone for a while.
+"""
+
+from __future__ import annotations
+
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.outcome import Part, Placement
+from gpustackd.domain.placement_hints import Avoided
+from gpustackd.ports import CommitResult
+
+
+def still_fits(fleet: Fleet, placement: Placement) -> bool:
+    """Whether a placement that is assumed on the fleet still fits there, with everything else that is booked
+    or assumed by now. A commit may know better: this looks at room alone, and only as far as is known."""
+    return placement.over_commit or all(_holds(fleet, part) for part in placement.parts)
+
+
+def _holds(fleet: Fleet, part: Part) -> bool:
+    w = fleet.position.get(part.worker_id)
+    if w is None or not fleet.ready[w] or fleet.unified[w] != part.unified:
+        return False
+    if part.ram or part.unified:
+        left = fleet.ram_capacity[w] - fleet.ram_allocated[w] - fleet.ram_assumed[w]
+        if left < 0 or fleet.worker_over[w]:
+            return False
+    for gpu_id in part.gpu_ids:
+        place = fleet.slot.get(gpu_id)
+        if place is None or not fleet.gpu_open[place] or fleet.gpu_over[place]:
+            return False
+        if fleet.vram_capacity[place] - fleet.vram_allocated[place] - fleet.vram_assumed[place] < 0:
+            return False
+    return True
+
+
+def clashing_places(placement: Placement, clash: CommitResult) -> tuple[Avoided, ...]:
+    """What of a placement clashed, as places to avoid; all of it where the commit does not tell.
+
+    A strategy that ranks places strictly would choose the same one again; where an open transaction holds it,
+    of which no figure tells, it would do so for as long as that likes.
+    """
+    told = bool(clash.gpu_ids or clash.worker_ids)
+    found: list[Avoided] = []
+    for part in placement.parts:
+        gpus = tuple(g for g in part.gpu_ids if not told or g in clash.gpu_ids)
+        if gpus or not told or part.worker_id in clash.worker_ids:
+            found.append(Avoided(part.worker_id, gpus))
+    return tuple(found)

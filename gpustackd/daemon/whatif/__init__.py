@@ -1,0 +1,1 @@
+"""What would happen if: plans and explanations over one moment of the database."""

@@ -1,0 +1,1 @@
+"""The fleet as arrays: workers, GPUs, and what is booked on them."""

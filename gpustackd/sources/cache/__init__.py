@@ -1,0 +1,1 @@
+"""What was read stays at hand: in memory and on disk."""

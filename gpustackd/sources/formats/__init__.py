@@ -1,0 +1,1 @@
+"""Typed readers of model files: config.json, safetensors and GGUF headers."""

@@ -1,0 +1,1 @@
+"""Model hubs over HTTP: listings, file sizes and headers."""

@@ -1,0 +1,1 @@
+"""Model files on workers, through their file API."""

@@ -1,0 +1,1 @@
+"""YAML and JSON documents: read, checked, written as rows."""

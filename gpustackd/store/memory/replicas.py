@@ -1,0 +1,132 @@
+"""Replicas over the store in memory: the same port and the same guard as over PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gpustackd.domain.lifecycle import WAITING
+from gpustackd.ports import ReplicasSeen, Sync
+from gpustackd.replicas.number import ReplicaSteps
+from gpustackd.replicas.replica import Replica, replica
+from gpustackd.store.memory.store import MemoryStore
+from gpustackd.store.memory.tables import InstanceRecord, ModelRecordRow
+
+
+class MemoryReplicas:
+    """`ports.ReplicaStore` on a `MemoryStore`; its clock stands for the database's."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
+        models = self._store.models_by_id
+        wanted = models if ids is None else [i for i in ids if i in models]
+        uneven = (i for i in wanted if self._uneven(models[i]))
+        return sorted(uneven, key=lambda i: (-models[i].priority, i))
+
+    def _uneven(self, model: ModelRecordRow) -> bool:
+        number, planned = model.columns.get("replicas"), model.columns.get("scaling_schedule")
+        if planned is not None:
+            enabled = planned.get("enabled", False) if isinstance(planned, dict) else "none"
+            if enabled is True or not isinstance(enabled, bool | None):
+                return True
+        there = self._there(model.id)
+        leaving = sum(r.draining_since is not None for r in there)
+        odd = leaving > 0 or any(r.role is not None for r in there)
+        return number is not None and (odd or len(there) - leaving != number)
+
+    async def replicas(self, model_id: int) -> ReplicasSeen | None:
+        model = self._store.models_by_id.get(model_id)
+        if model is None:
+            return None
+        there = self._there(model_id)
+        who, standing = self._words(model_id)
+        return ReplicasSeen(
+            model_id=model_id,
+            name=model.name,
+            replicas=model.columns.get("replicas"),
+            there=[self._replica(r) for r in there],
+            names=frozenset(r.name for r in there),
+            now=datetime.fromtimestamp(self._store.clock(), UTC),
+            roles=model.columns.get("roles"),
+            scaling_schedule=model.columns.get("scaling_schedule"),
+            placement_strategy=model.columns.get("placement_strategy"),
+            who=who,
+            standing=standing,
+            planned=repr(model.columns.get("scaling_schedule")),
+        )
+
+    async def sync(
+        self, seen: ReplicasSeen, replicas: int, steps: ReplicaSteps, names: Sequence[Sequence[str]]
+    ) -> Sync:
+        store = self._store
+        model = store.models_by_id.get(seen.model_id)
+        if model is None:
+            return Sync.GONE
+        who, standing = self._words(model.id)
+        held = standing == seen.standing or not (steps.delete or steps.drain)
+        if model.columns.get("replicas") != replicas or who != seen.who or not held:
+            return Sync.CHANGED
+        for i in steps.take_back:
+            store.model_instances[i].draining_since = None
+        for i in steps.drain:
+            store.model_instances[i].draining_since = store.clock()
+        store.delete("model_instances", *steps.delete)
+        short = False
+        for seat, several in zip(steps.add, names, strict=True):
+            taken = {r.name for r in store.model_instances.values()}
+            free = [n for n in several if n not in taken][: seat.number]
+            for name in free:
+                store.insert(
+                    "model_instances", name=name, model_id=model.id, role=seat.role, group_id=seat.group_id
+                )
+            short |= len(free) < seat.number
+        return Sync.TAKEN if short else Sync.DONE
+
+    async def set_replicas(self, seen: ReplicasSeen, replicas: int, until: datetime | None) -> bool:
+        model = self._store.models_by_id.get(seen.model_id)
+        if model is None or repr(model.columns.get("scaling_schedule")) != seen.planned:
+            return False
+        late = until is not None and self._store.clock() >= until.timestamp()
+        if late or model.columns.get("replicas") == replicas:
+            return False
+        self._store.update("models", model.id, replicas=replicas)
+        return True
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _there(self, model_id: int) -> list[InstanceRecord]:
+        rows = self._store.model_instances.values()
+        return sorted((r for r in rows if r.model_id == model_id), key=lambda r: r.id)
+
+    def _worker_state(self, row: InstanceRecord) -> str | None:
+        host = self._store.workers.get(row.worker_id or 0)
+        return None if host is None else str(host.state)
+
+    def _words(self, model_id: int) -> tuple[str, str]:
+        there = self._there(model_id)
+        who = [(r.id, r.draining_since, r.role, r.group_id) for r in there]
+        standing = [
+            (r.id, r.state not in WAITING and r.state, r.worker_id, self._worker_state(r)) for r in there
+        ]
+        return repr(who), repr(standing)
+
+    def _replica(self, row: InstanceRecord) -> Replica:
+        since = row.draining_since
+        columns: dict[str, Any] = {
+            "id": row.id,
+            "state": row.state,
+            "worker_id": row.worker_id,
+            "worker_state": self._worker_state(row),
+            "gpu_type": row.gpu_type,
+            "gpu_indexes": row.gpu_indexes,
+            "computed_resource_claim": row.computed_resource_claim,
+            "distributed_servers": row.distributed_servers,
+            "role": row.role,
+            "group_id": row.group_id,
+            "draining_for": None if since is None else self._store.clock() - since,
+            "created": row.created_at,
+        }
+        return replica(columns)

@@ -1,0 +1,113 @@
+"""Replicas over PostgreSQL: which models are not at their number, what is there, and the guarded write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from gpustackd.ports import ReplicasSeen, Sync
+from gpustackd.replicas.number import ReplicaSteps
+from gpustackd.replicas.replica import replica
+from gpustackd.store.postgres.store import PostgresStore
+
+_UNEVEN = """
+SELECT m.id
+  FROM models m
+  LEFT JOIN (SELECT model_id, count(*) AS n, count(draining_since) AS leaving, count(role) AS members
+               FROM model_instances WHERE {instances} GROUP BY model_id) i ON i.model_id = m.id
+ WHERE {models}
+   AND (m.replicas IS NOT NULL
+        AND (coalesce(i.n - i.leaving, 0) <> m.replicas OR i.leaving > 0 OR i.members > 0)
+        OR m.scaling_schedule @> '{{"enabled": true}}'
+        OR jsonb_typeof(m.scaling_schedule) NOT IN ('object', 'null')
+        OR jsonb_typeof(m.scaling_schedule -> 'enabled') NOT IN ('boolean', 'null'))
+ ORDER BY m.priority DESC, m.id"""
+# Two statements: one for both would be planned once, and read everything for a few.
+_ALL = _UNEVEN.format(instances="true", models="true")
+_SOME = _UNEVEN.format(instances="model_id = ANY ($1::bigint[])", models="m.id = ANY ($1::bigint[])")
+
+_MODEL = """
+SELECT m.id, m.name, m.replicas, m.roles, m.scaling_schedule, m.placement_strategy,
+       md5(m.scaling_schedule::text) AS planned, clock_timestamp() AS now,
+       current_setting('TimeZone') AS zone, x.who, x.standing
+  FROM models m, LATERAL gpustackd_members(m.id) x WHERE m.id = $1"""
+
+_ROWS = """
+SELECT i.id, i.name, i.state, i.worker_id, w.state AS worker_state, i.gpu_type, i.gpu_indexes,
+       i.computed_resource_claim, i.distributed_servers, i.role, i.group_id,
+       gpustackd_age(i.draining_since) AS draining_for,
+       extract(epoch FROM i.created_at)::double precision AS created,
+       coalesce(i.scheduled_at < m.updated_at, false) AS stale
+  FROM model_instances i JOIN models m ON m.id = i.model_id LEFT JOIN workers w ON w.id = i.worker_id
+ WHERE i.model_id = $1 ORDER BY i.id"""
+
+_SYNC = "SELECT gpustackd_sync_replicas($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+
+# A row that somebody holds is passed over: what he writes is told when he is done.
+_SET = """
+UPDATE models SET replicas = $2
+ WHERE id = (SELECT id FROM models WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED)
+   AND md5(scaling_schedule::text) = $3 AND replicas IS DISTINCT FROM $2
+   AND ($4::timestamptz IS NULL OR clock_timestamp() < $4) RETURNING id"""
+
+
+class PostgresReplicas:
+    """`ports.ReplicaStore` through the pool of a `PostgresStore`."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
+        async with self._store.connection() as connection:
+            rows = await (connection.fetch(_ALL) if ids is None else connection.fetch(_SOME, list(ids)))
+        return [r["id"] for r in rows]
+
+    async def replicas(self, model_id: int) -> ReplicasSeen | None:
+        async with self._store.connection() as connection:
+            # The words first: whatever changes between the two looks makes the write be refused.
+            model = await connection.fetchrow(_MODEL, model_id)
+            rows: list[Any] = await connection.fetch(_ROWS, model_id) if model is not None else []
+        if model is None:
+            return None
+        return ReplicasSeen(
+            model_id=model["id"],
+            name=model["name"],
+            replicas=model["replicas"],
+            there=[replica(dict(r)) for r in rows],
+            names=frozenset(r["name"] for r in rows),
+            now=model["now"],
+            zone=model["zone"],
+            roles=model["roles"],
+            scaling_schedule=model["scaling_schedule"],
+            placement_strategy=model["placement_strategy"],
+            who=model["who"],
+            standing=model["standing"],
+            planned=model["planned"],
+        )
+
+    async def sync(
+        self, seen: ReplicasSeen, replicas: int, steps: ReplicaSteps, names: Sequence[Sequence[str]]
+    ) -> Sync:
+        async with self._store.connection() as connection:
+            said = await connection.fetchval(
+                _SYNC,
+                seen.model_id,
+                replicas,
+                seen.who,
+                seen.standing,
+                [seat.number for seat in steps.add],
+                [name for several in names for name in several],
+                [n for n, several in enumerate(names, 1) for _ in several],
+                [seat.role for seat in steps.add],
+                [seat.group_id for seat in steps.add],
+                list(steps.delete),
+                list(steps.drain),
+                list(steps.take_back),
+            )
+        return Sync(said)
+
+    async def set_replicas(self, seen: ReplicasSeen, replicas: int, until: datetime | None) -> bool:
+        async with self._store.connection() as connection:
+            found = await connection.fetchval(_SET, seen.model_id, replicas, seen.planned, until)
+        return found is not None
