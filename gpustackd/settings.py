@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
 from gpustackd.errors import UsageError
-from gpustackd.placement.notes import PREFERENCES
+from gpustackd.placement.preferences import PREFERENCES
 from gpustackd.setting_types import (
     LONGEST,
     Address,
@@ -44,7 +44,7 @@ PG_VARIABLES = ("PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 
 
 class Knobs(BaseModel):
-    """Weights and windows that keep the names of the peer (`GPUSTACK_` + the field's name).
+    """Weights and windows under the names that GPUStack gives them (`GPUSTACK_` + the field's name).
 
     Maximum scores of 0 or less take their scorer out. Windows are seconds.
     """

@@ -1,7 +1,7 @@
 """Cases of the peer as fleets and demands, and our candidates in the shape of its answers.
 
 What a case fixes (weights, dimensions, claims) goes in as facts; everything else is worked out by the same
-functions that the daemon uses, in compatibility mode.
+functions that the daemon uses.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def spec_of(case: dict[str, Any]) -> ModelSpec:
 
 
 def demand(case: dict[str, Any]) -> Demand:
-    """What the case's model asks for, by the peer's arithmetic."""
+    """What the case's model asks for."""
     asked = case["model"]
     spec = spec_of(case)
     config = asked.get("config") or {}
@@ -175,7 +175,7 @@ def demand(case: dict[str, Any]) -> Demand:
     )
     if "gguf_estimates" in asked:
         return _gguf(spec, facts, asked)
-    made = build_demand(spec, facts, compat=True)
+    made = build_demand(spec, facts)
     if "vram_claim" in asked:
         made = replace(made, need=replace(made.need, vram=asked["vram_claim"]))
     return made
@@ -249,15 +249,15 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def policy(case: dict[str, Any], *, compat: bool = True) -> Policy:
-    """Compatibility mode with the pools of the case."""
+def policy(case: dict[str, Any]) -> Policy:
+    """What an operator set, with the pools of the case."""
     asked = case["model"]
     types = [
         instance_type(t["name"], t.get("cluster_id"), t.get("detail"))
         for t in asked.get("instance_types") or []
     ]
     devices = {asked["cluster_id"]: asked.get("cluster_devices")} if asked.get("cluster_id") else {}
-    return Policy(compat=compat, pools=Pools.of(types, devices))
+    return Policy(pools=Pools.of(types, devices))
 
 
 # -- the answer --------------------------------------------------------------------------------------------

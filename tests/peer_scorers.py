@@ -28,36 +28,36 @@ DRAFT = "owner/draft"
 OTHER_MODEL = 10**6
 
 
-def score_of(case: Mapping[str, Any], *, compat: bool = True) -> list[float] | dict[str, float] | float:
+def score_of(case: Mapping[str, Any]) -> list[float] | dict[str, float] | float:
     """What our scorers give, in the shape of `expect.scores` or `expect.score`."""
     kinds = {s["type"] for s in case["inputs"]["scorers"]}
     if kinds == {"placement_item"}:
-        return _item(case, compat)
+        return _item(case)
     down = any(s.get("scale") == "scale_down" for s in case["inputs"]["scorers"])
     if kinds & {"status", "offload_layers"} or down:
-        return _replicas(case, compat)
-    return _candidates(case, compat)
+        return _replicas(case)
+    return _candidates(case)
 
 
 # -- candidates (scale-up) -----------------------------------------------------------------------------------
 
 
-def _candidates(case: Mapping[str, Any], compat: bool) -> list[float]:
+def _candidates(case: Mapping[str, Any]) -> list[float]:
     candidates = case["inputs"]["candidates"]
     total = [0.0] * len(candidates)
     for scorer in case["inputs"]["scorers"]:
         if scorer["type"] == "given":
             parts = [s or 0.0 for s in scorer["scores"]]
         else:
-            parts = _rated(case, scorer, compat)
+            parts = _rated(case, scorer)
         total = [t + p for t, p in zip(total, parts, strict=True)]
     return total
 
 
-def _rated(case: Mapping[str, Any], scorer: Mapping[str, Any], compat: bool) -> list[float]:
+def _rated(case: Mapping[str, Any], scorer: Mapping[str, Any]) -> list[float]:
     """One scorer's part for every candidate, by the search that decisions are made with."""
     on = fleet_of(case)
-    search = search_of(on, case, scorer, compat)
+    search = search_of(on, case, scorer)
     seats = [_seats(on, c) for c in case["inputs"]["candidates"]]
     _, parts = search.rate(seats)
     name = "locality" if scorer["type"] == "file_locality" else "placement"
@@ -65,7 +65,7 @@ def _rated(case: Mapping[str, Any], scorer: Mapping[str, Any], compat: bool) -> 
     return [0.0] * len(seats) if found is None else found.tolist()
 
 
-def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any], compat: bool) -> Search:
+def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any]) -> Search:
     """A search for the case's model with this scorer at its maximum."""
     draft = {"draft_model": DRAFT} if scorer.get("has_draft") else None
     asked = {
@@ -85,11 +85,10 @@ def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any], com
         strategy=Strategy(scorer.get("strategy") or "binpack"),
         placement_max=100.0 if locality else scorer["max_score"],
         locality_max=scorer["max_score"] if locality else 0.0,
-        compat=compat,
         ready_files=files,
     )
     wanted = Demand(spec, ModelFacts(1, categories=("llm",)), Need(1), Engine.VLLM)
-    search = Search(on, wanted, policy, rules_of(wanted, compat))
+    search = Search(on, wanted, policy, rules_of(wanted))
     search.refresh()
     return search
 
@@ -119,7 +118,7 @@ def _slot(on: Fleet, w: int, index: int, kind: str | None) -> int:
 # -- replicas (scale-down) -----------------------------------------------------------------------------------
 
 
-def _replicas(case: Mapping[str, Any], compat: bool) -> dict[str, float]:
+def _replicas(case: Mapping[str, Any]) -> dict[str, float]:
     on = fleet_of(case)
     by_type = {s["type"]: s for s in case["inputs"]["scorers"]}
     placed = by_type.get("placement") or {}
@@ -132,7 +131,7 @@ def _replicas(case: Mapping[str, Any], compat: bool) -> dict[str, float]:
     )
     model_id = (case.get("model") or {}).get("id") or case["existing_instances"][0]["model_id"]
     strategy = Strategy(placed.get("strategy") or "spread")
-    places = PlacementScores(on, model_id, strategy, weights.placement, compat)
+    places = PlacementScores(on, model_id, strategy, weights.placement)
     mine = [_replica(case, i) for i in case["existing_instances"] if i.get("model_id", model_id) == model_id]
     return {str(i): score for i, score in scores(mine, weights, places).items()}
 
@@ -153,7 +152,7 @@ def _replica(case: Mapping[str, Any], instance: Mapping[str, Any]) -> Replica:
     return replica(row)
 
 
-def _item(case: Mapping[str, Any], compat: bool) -> float:
+def _item(case: Mapping[str, Any]) -> float:
     """One part on one worker, of which the case gives what is free and what it holds."""
     inputs = case["inputs"]
     scorer = inputs["scorers"][0]
@@ -162,9 +161,9 @@ def _item(case: Mapping[str, Any], compat: bool) -> float:
     _give(on, 1, "w", free, indexes=inputs.get("gpu_indexes") or ())
     part = {"worker_id": 1, "gpu_indexes": inputs.get("gpu_indexes"), "claim": inputs.get("claim")}
     if scorer.get("scale") == "scale_down":
-        places = PlacementScores(on, 1, Strategy(scorer["strategy"]), scorer["max_score"], compat)
+        places = PlacementScores(on, 1, Strategy(scorer["strategy"]), scorer["max_score"])
         return places._packed(replica({"id": 1, **part, "computed_resource_claim": part["claim"]}).main)
-    search = search_of(on, case, scorer, compat)
+    search = search_of(on, case, scorer)
     _, parts = search.rate([[_seat(on, part, None)]])
     return float(parts["placement"][0])
 

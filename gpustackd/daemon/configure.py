@@ -9,8 +9,8 @@ from pydantic import SecretStr
 
 from gpustackd.daemon.reconcile.replicas import AT_ONCE, ReplicaPolicy
 from gpustackd.domain.timeouts import Timeouts
-from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.preferences import PREFER_DRAFT_WEIGHTS
 from gpustackd.replicas.retention_score import RetentionWeights
 from gpustackd.settings import Settings
 from gpustackd.sources.library import ReaderOptions

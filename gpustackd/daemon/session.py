@@ -34,8 +34,8 @@ from gpustackd.daemon.scheduling.path_probe import PathProbe
 from gpustackd.daemon.scheduling.work_state import WorkState
 from gpustackd.daemon.surface.reporter import Reporter
 from gpustackd.errors import Contended, DatabaseUnavailable, WrongRevision
-from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.preferences import PREFER_DRAFT_WEIGHTS
 from gpustackd.ports import DatabaseHealth, ModelReader, Store
 
 _HEALTH_EVERY = 2.0

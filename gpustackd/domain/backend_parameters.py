@@ -1,7 +1,7 @@
 """Reads `backend_parameters`: the command line of an engine as names and values (selectors spec section 4).
 
 The list forms one argument vector. Names are compared without leading dashes and with `_` read as `-`.
-The last occurrence of a flag wins, as in the engines; `first_wins` is the peer's rule, for compatibility.
+The last occurrence of a flag wins, as in the engines.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ class BackendParameters:
     """The flags of one command line, in their order."""
 
     flags: tuple[Flag, ...] = ()
-    first_wins: bool = False
 
     def text(self, *names: str) -> str | None:
         """Value of the flag under any of its names; None where it is absent or always bare."""
         values = self.values(*names)
         if not values:
             return None
-        return values[0 if self.first_wins else -1]
+        return values[-1]
 
     def values(self, *names: str) -> list[str]:
         """All values of the flag under any of its names, in order."""
@@ -57,14 +56,12 @@ class BackendParameters:
     def integer(self, *names: str) -> int | None:
         """Whole number given; None where the flag is absent.
 
-        Raises BadRow naming flag and value where it is not a whole number (the peer: absent).
+        Raises BadRow naming flag and value where it is not a whole number.
         """
         raw = self.text(*names)
         if raw is None:
             return None
         if not _WHOLE.match(raw.strip()):
-            if self.first_wins:
-                return None
             raise BadRow(COLUMN, f"--{names[0]} is {_short(raw)}, not a whole number")
         return int(raw)
 
@@ -78,19 +75,17 @@ class BackendParameters:
         except ValueError:
             value = float("nan")
         if not abs(value) < float("inf"):
-            if self.first_wins:
-                return None
             raise BadRow(COLUMN, f"--{names[0]} is {_short(raw)}, not a number")
         return value
 
     def flag(self, *names: str) -> bool:
         """Whether a boolean flag is on: bare or any value but 0, false, no, off, f, n; `--no-x` is off."""
         wanted = _names(names)
-        negative = frozenset() if self.first_wins else frozenset(f"no-{n}" for n in wanted)
+        negative = frozenset(f"no-{n}" for n in wanted)
         found = [f for f in self.flags if f.name in wanted or f.name in negative]
         if not found:
             return False
-        chosen = found[0 if self.first_wins else -1]
+        chosen = found[-1]
         on = chosen.value is None or chosen.value.strip().lower() not in _NO
         return on != (chosen.name in negative)
 
@@ -100,13 +95,13 @@ class BackendParameters:
         return any(f.name in wanted for f in self.flags)
 
 
-def parse(parameters: Iterable[str], *, first_wins: bool = False) -> BackendParameters:
+def parse(parameters: Iterable[str]) -> BackendParameters:
     """Read the list. Raises BadRow where quotes do not close."""
-    return _parse(tuple(parameters), first_wins)
+    return _parse(tuple(parameters))
 
 
 @lru_cache(maxsize=4096)
-def _parse(parameters: tuple[str, ...], first_wins: bool) -> BackendParameters:
+def _parse(parameters: tuple[str, ...]) -> BackendParameters:
     tokens = [t for element in parameters for t in _tokens(element)]
     flags: list[Flag] = []
     at = 0
@@ -123,7 +118,7 @@ def _parse(parameters: tuple[str, ...], first_wins: bool) -> BackendParameters:
             at += 1
         else:
             flags.append(Flag(_canonical(name), None))
-    return BackendParameters(tuple(flags), first_wins)
+    return BackendParameters(tuple(flags))
 
 
 def is_key(word: str) -> bool:

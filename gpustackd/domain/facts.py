@@ -22,8 +22,8 @@ class HyperParameters:
     num_attention_heads: int | None = None
     num_key_value_heads: int = 1
     kv_heads_stated: bool = True
-    """False where the configuration is silent and the 1 above is the peer's default; the engines then
-    give every attention head its own keys and values."""
+    """False where the configuration is silent and the 1 above stands for it; the engines then give every
+    attention head its own keys and values."""
     head_dim: int | None = None
     n_group: int | None = None
     q_lora_rank: int | None = None

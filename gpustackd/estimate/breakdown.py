@@ -89,12 +89,11 @@ def breakdown(
     *,
     booked: int | None = None,
     layout: Parallel | None = None,
-    compat: bool = False,
 ) -> Breakdown:
     """Take the need of one instance apart. `booked`: bytes that a placement books over all GPUs of one copy
     (such as 0.9 of each card); without it the claim itself is looked at. `layout`: sizes that the placement
     chose, where the flags leave them open. Raise BadRow for flags that cannot be read."""
-    demand = build_demand(spec, facts, compat=compat)
+    demand = build_demand(spec, facts)
     categories = demand.categories
     backend = spec.effective_backend
     flags = backend_parameters.parse(spec.backend_parameters)

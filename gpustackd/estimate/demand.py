@@ -24,13 +24,12 @@ def build_demand(
     takes_accelerator: bool = True,
     role_memory: int | None = None,
     count_draft: bool = False,
-    compat: bool = False,
 ) -> Demand:
     """Choose the engine and size the need.
 
     `takes_accelerator` False: a router role, which needs `role_memory` bytes of RAM (2 GiB where it says
-    none) and no weights are sized. `count_draft` is a preference (`claim.vram_claim`); `compat` the
-    peer's arithmetic. Raise BadRow where flags that the need depends on cannot be read.
+    none) and no weights are sized. `count_draft` is a preference (`claim.vram_claim`). Raise BadRow where
+    flags that the need depends on cannot be read.
     """
     categories = spec.categories or facts.categories
     engine = choose_engine(spec, categories, takes_accelerator=takes_accelerator)
@@ -39,11 +38,11 @@ def build_demand(
         ram = role_memory or CUSTOM_RAM_LEAST
         need = Need(vram=0, ram=ram, ram_static=ram)
     elif engine is Engine.GGUF:
-        need, gguf = gguf_need(spec, facts, compat=compat)
+        need, gguf = gguf_need(spec, facts)
     elif engine is Engine.MINDIE:
-        need = _mindie_need(spec, facts, compat=compat)
+        need = _mindie_need(spec, facts)
     else:
-        need = _common_need(spec, facts, categories, engine, count_draft=count_draft, compat=compat)
+        need = _common_need(spec, facts, categories, engine, count_draft=count_draft)
     if engine in {Engine.VLLM, Engine.SGLANG, Engine.MINDIE}:
         need = replace(need, sequence=sequence_bytes(spec, facts, categories))
     if facts.warnings:
@@ -84,8 +83,8 @@ def reads_dimensions(spec: ModelSpec, categories: Collection[str]) -> bool:
     return not is_omni(spec, categories)
 
 
-def _mindie_need(spec: ModelSpec, facts: ModelFacts, *, compat: bool) -> Need:
-    claim = mindie_claim(spec, facts, compat=compat)
+def _mindie_need(spec: ModelSpec, facts: ModelFacts) -> Need:
+    claim = mindie_claim(spec, facts)
     return Need(
         vram=claim.vram,
         ram=claim.ram,
@@ -102,7 +101,6 @@ def _common_need(
     engine: Engine,
     *,
     count_draft: bool,
-    compat: bool,
 ) -> Need:
     claim = vram_claim(spec, facts, categories, count_draft=count_draft)
     ram, warnings = kv_cache_ram(spec.extended_kv_cache)
@@ -116,7 +114,7 @@ def _common_need(
     )
     if engine is not Engine.CUSTOM:
         return need
-    # the engine's own RAM; a local KV cache comes on top (the peer leaves that out)
+    # the engine's own RAM; a local KV cache comes on top
     own = custom_ram(claim.vram)
-    total = own if compat or ram.static is None else own + ram.static
+    total = own if ram.static is None else own + ram.static
     return replace(need, ram=total, ram_static=total, ram_ratio=None)

@@ -11,8 +11,7 @@ from gpustackd.estimate.world_size import parallel_of
 def gpus_per_replica(spec: ModelSpec) -> int | None:
     """The figure to write, or None where there is nothing to fill in: no picked GPUs, or already stated.
 
-    0 = fewer GPUs were picked than there are replicas; the peer then takes all of them for each replica,
-    so a caller should refuse instead of writing it.
+    0 = fewer GPUs were picked than there are replicas; a caller should refuse instead of writing it.
     """
     selector = spec.gpu_selector
     if selector is None or not selector.gpu_ids or selector.gpus_per_replica:

@@ -55,21 +55,20 @@ class KvCache:
         return (whole * self.token_elements + kept * self.window_elements) * self.element_bytes
 
 
-def attention_of(hyper: HyperParameters, *, compat: bool = False) -> Attention:
+def attention_of(hyper: HyperParameters) -> Attention:
     """Kind of attention. A stated `kv_lora_rank` is latent attention, and a configuration that is silent
-    about KV heads has one for each head; `compat`: the peer's reading of both (section 7)."""
+    about KV heads has one for each head."""
     heads, kv = hyper.num_attention_heads, hyper.num_key_value_heads
     if not heads:
         return Attention.UNKNOWN
-    if not compat:
-        if hyper.kv_lora_rank:
-            return Attention.MLA
-        if not hyper.kv_heads_stated:
-            return Attention.MHA
+    if hyper.kv_lora_rank:
+        return Attention.MLA
+    if not hyper.kv_heads_stated:
+        return Attention.MHA
     if kv == 1:
         return Attention.MQA
     if kv == heads:
-        return Attention.MLA if hyper.q_lora_rank and hyper.kv_lora_rank else Attention.MHA
+        return Attention.MHA
     return Attention.GQA if kv < heads and heads % kv == 0 else Attention.UNKNOWN
 
 

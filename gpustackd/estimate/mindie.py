@@ -79,9 +79,8 @@ def serving_of(spec: ModelSpec, hyper: HyperParameters | None) -> Serving:
     )
 
 
-def mindie_claim(spec: ModelSpec, facts: ModelFacts, *, compat: bool = False) -> MindieClaim:
-    """VRAM over all NPUs and RAM per worker. `compat` is the peer's arithmetic: latent attention by
-    `qk_nope_head_dim`, `--dtype` not looked at, an unset version taken as 0.0.0."""
+def mindie_claim(spec: ModelSpec, facts: ModelFacts) -> MindieClaim:
+    """VRAM over all NPUs and RAM per worker."""
     forced, warnings = override(spec.env)
     if forced:
         ram, more = override(spec.env, RAM_CLAIM)
@@ -89,7 +88,7 @@ def mindie_claim(spec: ModelSpec, facts: ModelFacts, *, compat: bool = False) ->
     hyper = facts.hyper or HyperParameters()
     serving = serving_of(spec, facts.hyper)
     ram = RAM_BASE + serving.cpu_mem_gib * GIB
-    kv, computation = _cache_and_computation(spec, hyper, serving, compat)
+    kv, computation = _cache_and_computation(spec, hyper, serving)
     footprint, more = _footprint(spec)
     warnings += more
     if facts.weight_bytes is None:
@@ -101,16 +100,14 @@ def mindie_claim(spec: ModelSpec, facts: ModelFacts, *, compat: bool = False) ->
     return MindieClaim(total, ram, footprint, kv, computation, warnings=warnings)
 
 
-def _cache_and_computation(
-    spec: ModelSpec, hyper: HyperParameters, serving: Serving, compat: bool
-) -> tuple[int, int]:
+def _cache_and_computation(spec: ModelSpec, hyper: HyperParameters, serving: Serving) -> tuple[int, int]:
     layers, head_dim = hyper.num_hidden_layers or 0, hyper.head_dim or 0
-    if is_multimodal(hyper.architectures) and _corrects_multimodal(spec.backend_version, compat):
+    if is_multimodal(hyper.architectures) and _corrects_multimodal(spec.backend_version):
         return (
             serving.max_prefill_tokens * layers * head_dim * 4,
             serving.max_batch_size * serving.max_iter_times * layers * head_dim * 4,
         )
-    attention = attention_of(hyper, compat=compat)
+    attention = attention_of(hyper)
     heads = {
         Attention.MHA: 2 * (hyper.num_attention_heads or 0),
         Attention.GQA: 2 * hyper.num_key_value_heads,
@@ -119,9 +116,8 @@ def _cache_and_computation(
         Attention.UNKNOWN: 1,
     }[attention]
     if attention is Attention.MLA:
-        latent = (hyper.kv_lora_rank or 0) + (hyper.qk_rope_head_dim or 0)
-        head_dim = 2 * (hyper.qk_nope_head_dim or 0) if compat else latent
-    named = None if compat or serving.dtype in {None, "auto"} else serving.dtype
+        head_dim = (hyper.kv_lora_rank or 0) + (hyper.qk_rope_head_dim or 0)
+    named = None if serving.dtype in {None, "auto"} else serving.dtype
     size = 4 if (named or hyper.torch_dtype) in {"float32", "float"} else 2
     kv_quant = str((hyper.quantization_config or {}).get("kv_quant_type") or "")
     kv_size = 1 if kv_quant.lower() == "c8" else size
@@ -139,9 +135,9 @@ def _footprint(spec: ModelSpec) -> tuple[int, tuple[str, ...]]:
     return FOOTPRINT, (f"{RESERVED} is {raw[:40]!r}, not a number of GiB; it is not used",)
 
 
-def _corrects_multimodal(version: str | None, compat: bool) -> bool:
+def _corrects_multimodal(version: str | None) -> bool:
     """From 2.2.rc1 on. An unset version is the installed default, which is newer."""
     if not version:
-        return not compat
+        return True
     found = re.match(r"v?(\d{1,6})\.(\d{1,6})", version)
     return found is not None and (int(found[1]), int(found[2])) >= (2, 2)

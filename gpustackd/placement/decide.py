@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Fleet
-from gpustackd.domain.outcome import NoFit, Placed, Placement
+from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.errors import BadRow
 from gpustackd.placement.fit.engines import rules_of
 from gpustackd.placement.fit.seat import Choice, placement
-from gpustackd.placement.listing import choices
 from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.refusal import refuse, unknown_size, unusable, with_faults
@@ -54,29 +53,12 @@ def find(
     return None if found is None else _placed(search, found)
 
 
-def candidates(fleet: Fleet, demand: Demand, policy: Policy) -> list[Placement]:
-    """Every candidate of the first step of the ladder that has one, in the order of the spec, scored.
-
-    Raises BadRow where the model asks for something that cannot be.
-    """
-    search = Search(fleet, demand, policy, rules_of(demand, policy.compat))
-    found = choices(search)
-    if not found:
-        return []
-    totals, parts = search.rate([c.seats for c in found])
-    scored = [
-        replace(c, score=float(totals[k]), scores={n: float(v[k]) for n, v in parts.items()})
-        for k, c in enumerate(found)
-    ]
-    return [placement(fleet, search.rules, c, policy.commit_check) for c in scored]
-
-
 def _sought(
     fleet: Fleet, demand: Demand, subject: Subject, policy: Policy, memo: Searches | None
 ) -> tuple[Search, Choice | None]:
     view = fleet.without(subject.id) if subject.leave_out else fleet
     search = _search(view, demand, policy, None if subject.leave_out else memo)
-    return search, _best(search, subject)
+    return search, search.best(turn(subject.name))
 
 
 def _placed(search: Search, found: Choice) -> Placed:
@@ -87,13 +69,6 @@ def _placed(search: Search, found: Choice) -> Placed:
     return Placed(made, search.pool, found.also, search.cut, faults)
 
 
-def _best(search: Search, subject: Subject) -> Choice | None:
-    if search.policy.compat:
-        found = choices(search)
-        return search.pick(found, 0) if found else None
-    return search.best(turn(subject.name))
-
-
 def _search(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None) -> Search:
     key = (demand.spec.id, demand.spec.version, demand.engine, demand.need, demand.digest, policy.key)
     if memo is not None:
@@ -101,7 +76,7 @@ def _search(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None)
         if kept is not None and kept.fleet is fleet:
             kept.policy = policy
             return kept
-    search = Search(fleet, demand, policy, rules_of(demand, policy.compat))
+    search = Search(fleet, demand, policy, rules_of(demand))
     if memo is not None and not search.without:
         memo.put(key, search)
     return search

@@ -1,19 +1,18 @@
 """Steps of engines whose search is their own: layers of GGUF models, MindIE's NPUs, pools of cards.
 
-Such a step chooses as every other one does; besides, it lists its candidates and says itself what is
-missing, since its words are not those of GPUs that are picked one by one.
+Such a step chooses as every other one does, and says itself what is missing, since its words are not
+those of GPUs that are picked one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpustackd.domain.demand import Engine
 from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement import gguf, npus, pooled
-from gpustackd.placement.fit.seat import Choice, Seat
+from gpustackd.placement.fit.seat import Choice
 
 if TYPE_CHECKING:
     from gpustackd.placement.search import Search
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class EngineStep(Protocol):
-    """A step with a listing and refusals of its own."""
+    """A step with refusals of its own."""
 
     @property
     def step(self) -> str:
@@ -29,9 +28,6 @@ class EngineStep(Protocol):
 
     def choose(self, turn: int) -> Choice | None:
         """The best place that this step finds."""
-
-    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
-        """Every candidate on these worker positions, in the order of the spec."""
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         """What these positions, which passed all filters, lack, and what could cure it."""

@@ -1,6 +1,6 @@
 """The ladder for GGUF models: one GPU, several GPUs of one worker, several workers, partial offload, CPU.
 
-The peer's ladder serves compatibility mode. Hand-picked GPUs have one step for all of it.
+Hand-picked GPUs have one step for all of it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpustackd.errors import BadRow
-from gpustackd.placement import gguf_peer
 from gpustackd.placement.fit.gguf_plan import Planner
 from gpustackd.placement.gguf_over_workers import LayersOverWorkers
 from gpustackd.placement.gguf_partial import SomeOnOneWorker
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 def ladder(search: Search) -> tuple[EngineStep, ...]:
     """The steps for one demand, in the order of the spec; those that its flags rule out are left out."""
-    if search.rules.compat:
-        return gguf_peer.ladder(search)
     asked = search.rules.gguf
     if asked is None:
         raise BadRow("source", "is no GGUF model")

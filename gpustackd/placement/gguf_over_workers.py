@@ -7,7 +7,7 @@ first. So the work grows with workers and devices, never with their combinations
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -184,14 +184,6 @@ class LayersOverWorkers:
         if not own or not far or not holds_ram(main, choosing.plan, len(own)):
             return None
         return Layout(main, far, own, choosing.plan)
-
-    # -- saying --------------------------------------------------------------------------------------------
-
-    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
-        """The one layout that is chosen."""
-        layout = self.best(rows, 0)
-        if layout is not None:
-            yield seats(layout, self.asked, self.offers.remote_ram)
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         return gguf_lacking.many_workers(self, rows) if len(rows) else [], Cure.CAPACITY

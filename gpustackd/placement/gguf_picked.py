@@ -6,7 +6,7 @@ the other GPUs are served to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,12 +223,6 @@ class PickedGpus:
         }
         warning = Reason("gpu_selector.overcommit", "gpu_selector", text, params, "warning")
         return [Choice(seats, self.step, over_commit=True, warnings=(warning,))]
-
-    # -- saying ----------------------------------------------------------------------------------------------
-
-    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
-        """Every use of the selection that does not over-commit."""
-        yield from (c.seats for c in self.choices() if not c.over_commit)
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         """Why the selection does not serve, most telling first."""

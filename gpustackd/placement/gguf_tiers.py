@@ -7,7 +7,7 @@ of visible devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -89,15 +89,6 @@ class LayeredTier(OneWorkerTier):
     def seat(self, w: int, turn: int) -> Seat:
         return self.offers[w]
 
-    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
-        """The offers that count, in the order of rows."""
-        self.planner.begin()
-        self.refresh()
-        mine = set(self.offering.tolist())
-        for w in rows.tolist():
-            if w in mine:
-                yield (self.seat(w, 0),)
-
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         return gguf_lacking.LACKING[self.code](self, rows) if len(rows) else [], Cure.CAPACITY
 
@@ -145,13 +136,6 @@ class AllOnOneGpu(LayeredTier):
 
     def _seat(self, w: int, slot: int, claim: int, ram: int) -> Seat:
         return Seat(w, (slot,), (claim,), ram=ram, offload=Offload(self.asked.total, self.asked.total))
-
-    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
-        """Every GPU that holds the model, in the order of rows and slots."""
-        found = self.search.cards(rows)
-        fits, claim, ram = self.fitting(found)
-        for r, s in np.argwhere(fits).tolist():
-            yield (self._seat(int(rows[r]), s, int(claim[r, s]), int(ram[r])),)
 
 
 class NoneOnGpus(LayeredTier):

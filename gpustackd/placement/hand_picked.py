@@ -10,7 +10,6 @@ import numpy as np
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement import barred
-from gpustackd.placement.as_given import types, walk
 from gpustackd.placement.fit.limit import busy
 from gpustackd.placement.fit.manual import Candidate, Card, Selection, candidates, resolve
 from gpustackd.placement.fit.rules import Rules, Taking
@@ -55,28 +54,15 @@ class HandPicked:
         """The selection as it is now, and every way to use it."""
         search, rules = self.search, self.rules
         selection = resolve(search.fleet, self.spec.gpu_ids, rules, search.bits)
-        if self.heterogeneous() or (rules.compat and self._scattered()):
+        if self.heterogeneous():
             return selection, []
         full = [] if rules.gpu_count < 2 else busy(search.fleet, [c.w for c in selection.cards], rules.engine)
-        cards = self._as_given(selection.cards) if rules.compat else selection.cards
-        return selection, candidates(cards, rules, search.fleet, full, turn)
-
-    def _as_given(self, cards: Sequence[Card]) -> list[Card]:
-        """The cards by type and worker in the order of the peer's walk, not in that of the selection."""
-        fleet = self.search.fleet
-        rows = walk(fleet, self.search.bits == 0, self.rules)
-        kinds = [fleet.types[code] for code in types(fleet, rows)]
-        place = {w: n for n, w in enumerate(rows.tolist())}
-        return sorted(cards, key=lambda c: (kinds.index(c.type), place[c.w]))
+        return selection, candidates(selection.cards, rules, search.fleet, full, turn)
 
     def heterogeneous(self) -> bool:
         """All of the selection is needed at once, and it is of several types."""
         ids = self.spec.gpu_ids
         return len({g.type for g in ids}) > 1 and self.rules.gpu_count == len(ids) and len(ids) > 1
-
-    def _scattered(self) -> bool:
-        """The selection lies on several workers, and the engine cannot span them."""
-        return not self.rules.spans and len({g.worker for g in self.spec.gpu_ids}) > 1
 
     def allowed(self, found: Sequence[Candidate]) -> tuple[list[Candidate], bool]:
         """Candidates that may be taken, and whether they over-commit."""
@@ -93,7 +79,7 @@ class HandPicked:
 
     def _may_over_commit(self) -> bool:
         selector = self.spec.gpu_selector
-        asked = self.rules.compat or (selector is not None and selector.allow_overcommit)
+        asked = selector is not None and selector.allow_overcommit
         return asked and self.rules.replicas <= 1
 
     # -- why not -------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ gives the same number L of NPUs; of all L that serve, the one that needs the few
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -64,23 +63,14 @@ class NpusOfOneWorker(OneWorkerTier):
         booked = np.zeros(len(found.w), np.int64)
         for n in sizes(rules, self.fleet.slots):
             held = (count == 0) & offer.holding(n, rules.vram)
-            if not rules.compat:
-                held &= ram_holds(found, rules, offer.sums[:, n - 1], found.ram, found.unified)
+            held &= ram_holds(found, rules, offer.sums[:, n - 1], found.ram, found.unified)
             count[held] = n
             booked[held] = offer.sums[held, n - 1]
         return count, booked
 
     def seat(self, w: int, turn: int) -> Seat:
         found, offer = self.offer(np.array([w]))
-        return seat(w, 0, int(self.count[w]), found, offer, turn, compat=self.rules.compat)
-
-    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
-        """The seat of each worker that has one, the worker with the freest NPU first."""
-        rows = available(self.search, rows)
-        found, offer = self.offer(rows)
-        count, _ = self.fewest(found, offer)
-        for r in np.flatnonzero(count).tolist():
-            yield (seat(int(rows[r]), r, int(count[r]), found, offer, 0, compat=self.rules.compat),)
+        return seat(w, 0, int(self.count[w]), found, offer, turn)
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         reasons = npus_lacking.one_worker(self, rows) if len(rows) else []
@@ -114,15 +104,12 @@ class NpusOverWorkers(Tier):
         if not len(passing) or not self.levels:
             return
         found, offer = self.offer(passing)
-        may: Bools = np.ones(len(passing), np.bool_)
-        if not self.rules.compat:
-            may = mask(self.fleet, passing, self.rules.engine)
+        may: Bools = mask(self.fleet, passing, self.rules.engine)
         claim = np.where(offer.eligible, offer.claim, 0)
         for n, each in enumerate(self.levels):
             sums = offer.sums[:, each - 1]
             ok = may & (offer.have >= each)
-            if not self.rules.compat:
-                ok &= ram_holds(found, self.rules, sums, found.ram, found.unified)
+            ok &= ram_holds(found, self.rules, sums, found.ram, found.unified)
             if not ok.any():
                 continue
             self.booked[n, passing[ok]] = sums[ok]
@@ -182,46 +169,9 @@ class NpusOverWorkers(Tier):
         found, offer = self.offer(positions)
         there = np.count_nonzero(self.fleet.gpu_id[positions] != 0, axis=1)
         return tuple(
-            seat(w, r, each, found, offer, turn, of=int(there[r]) if r else None, compat=self.rules.compat)
+            seat(w, r, each, found, offer, turn, of=int(there[r]) if r else None)
             for r, w in enumerate(positions.tolist())
         )
-
-    # -- the peer's walk ---------------------------------------------------------------------------------
-
-    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
-        """Every combination that the peer finds: by size of worker, then by NPUs each."""
-        if not self.rules.compat:
-            best = self.choose(0)
-            if best is not None:
-                yield best.seats
-            return
-        rows = available(self.search, rows)
-        _, offer = self.offer(rows)
-        there = np.count_nonzero(offer.mine, axis=1)
-        bucket: list[int] = []
-        for size in sorted(set(there[there > 0].tolist()), reverse=True):
-            bucket = np.flatnonzero(there == size).tolist() + bucket
-            if len(bucket) < 2 or self.rules.gpu_count > size * len(bucket) or self.rules.per_worker > size:
-                continue
-            for each in levels(self.rules, size):
-                walk = self._walk(bucket, each, offer)
-                if walk:
-                    yield self.seats(rows[walk], each, 0)
-
-    def _walk(self, bucket: list[int], each: int, offer: Npus) -> list[int]:
-        """Workers of a bucket in order, each with its NPUs, until there are enough; empty where there never
-        are. Without a world size the peer takes all of them."""
-        rules = self.rules
-        taken: list[int] = []
-        for r in bucket:
-            if rules.gpu_count and len(taken) * each >= rules.gpu_count:
-                break
-            if offer.have[r] >= each:
-                taken.append(r)
-        count = len(taken) * each
-        short = sum(int(offer.sums[r, each - 1]) for r in taken) < rules.vram
-        unequal = count < rules.gpu_count if rules.gpu_count else not rules.divisors.allows(count)
-        return [] if len(taken) < 2 or short or unequal else taken
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         reasons = npus_lacking.many_workers(self, rows) if len(rows) else []
@@ -229,26 +179,18 @@ class NpusOverWorkers(Tier):
 
 
 def seat(
-    w: int, r: int, n: int, found: Cards, offer: Npus, turn: int, *, of: int | None = None, compat: bool
+    w: int,
+    r: int,
+    n: int,
+    found: Cards,
+    offer: Npus,
+    turn: int,
+    *,
+    of: int | None = None,
 ) -> Seat:
     """n NPUs of the worker in row r."""
-    slots = slots_of(offer, r, n, found.free[r].tolist(), turn, compat=compat)
+    slots = slots_of(offer, r, n, found.free[r].tolist(), turn)
     return Seat(w, tuple(slots), tuple(int(offer.claim[r, s]) for s in slots), of)
-
-
-def available(search: Search, rows: Ints) -> Ints:
-    """Workers that the peer looks at, the one with the freest NPU first: enough RAM, and the fraction free
-    on that NPU (section 7)."""
-    rules = search.rules
-    found = cards(search.fleet, rows, rules)
-    offer = npus(found, rules, search.fleet)
-    free = np.where(offer.mine & found.usable, found.free, NONE)
-    best = free.argmax(axis=1)
-    at = np.arange(len(rows))
-    ok = (free[at, best] >= 0) & (offer.claim[at, best] <= free[at, best]) & (found.ram >= rules.ram)
-    order = np.argsort(-free[at, best], kind="stable")
-    chosen: Ints = rows[order[ok[order]]]
-    return chosen
 
 
 def ladder(search: Search) -> tuple[NpusOfOneWorker | NpusOverWorkers, ...]:

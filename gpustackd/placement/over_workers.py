@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from gpustackd.domain.fleet.fleet import Ints
 from gpustackd.placement.fit.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.fit.limit import mask
-from gpustackd.placement.fit.one_worker import memory_groups
 from gpustackd.placement.fit.rules import Taking
 from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.fit.topology import Unworkable, layout
@@ -100,12 +99,8 @@ class OverWorkers(Tier):
         gpus = np.count_nonzero(mine, axis=1)
         claim = np.where(mine, least, 0)
         ok = (gpus > 0) & ~np.any(mine & ~enough, axis=1)
-        if self.rules.compat:
-            if self.rules.ram_floor:
-                ok &= found.ram >= self.rules.ram_floor
-        else:
-            ok &= ram_holds(found, self.rules, claim.sum(axis=1), found.ram, found.unified)
-            ok &= mask(self.fleet, rows, self.rules.engine)
+        ok &= ram_holds(found, self.rules, claim.sum(axis=1), found.ram, found.unified)
+        ok &= mask(self.fleet, rows, self.rules.engine)
         return found, ok, claim, gpus
 
     # -- choosing ----------------------------------------------------------------------------------------
@@ -232,54 +227,8 @@ class OverWorkers(Tier):
         seats: list[Seat] = []
         for r, w in enumerate(positions.tolist()):
             slots = np.flatnonzero(mine[r]).tolist()
-            if not self.rules.compat:
-                slots.sort(key=lambda s: int(self.fleet.gpu_index[w, s]))
-            split = self.rules.taking is Taking.SPLIT and not self.rules.compat
+            slots.sort(key=lambda s: int(self.fleet.gpu_index[w, s]))
+            split = self.rules.taking is Taking.SPLIT
             claims = tuple(part if split else int(least[r, s]) for s in slots)
             seats.append(Seat(w, tuple(slots), claims, len(slots) if seats else None))
         return seats
-
-    # -- the peer's walk ---------------------------------------------------------------------------------
-
-    def listing(self, rows: Ints, code: int) -> Iterator[tuple[Seat, ...]]:
-        """The peer's candidate of this type: workers by GPU count, then as given, until they hold it."""
-        found, ok, claim, gpus = self._look(rows, code)
-        if self.rules.taking is Taking.SPLIT:  # the peer counts whole cards, and books nothing
-            claim = np.where(found.type == code, found.total, 0)
-        if np.count_nonzero(gpus) < 2 or (self.rules.grouped and not self._group_serves(found, code)):
-            return
-        count = 0 if self.rules.grouped else self.rules.gpu_count
-        for g in sorted(set(gpus[gpus > 0].tolist()), reverse=True):
-            bucket = np.flatnonzero(gpus == g)
-            if len(bucket) < 2 or not self.rules.divisors.allows(g):
-                continue
-            taken: list[int] = []
-            total = 0
-            for r in bucket.tolist():
-                if not ok[r]:
-                    continue
-                taken.append(r)
-                total += int(claim[r].sum())
-                if count:
-                    if len(taken) * g < count:
-                        continue
-                    if len(taken) * g > count:
-                        break
-                if total >= self.rules.vram and self.workable(g, len(taken)) is None:
-                    yield tuple(self.seats(rows[taken], code))
-                    return
-
-    def _group_serves(self, found: Cards, code: int) -> bool:
-        """The peer's look beforehand: some group of about equally free cards, over all workers, lies evenly
-        on the workers that have a part in it, with the share free on each."""
-        enough, _ = portions(found, self.rules)
-        held = found.ram >= self.rules.ram_floor
-        mine = (found.type == code) & found.usable & held[:, None]
-        groups = memory_groups(found.free.reshape(1, -1), mine.reshape(1, -1)).reshape(mine.shape)
-        for k in range(int(groups.max(initial=-1)) + 1):
-            members = groups == k
-            parts = members.sum(axis=1)
-            parts = parts[parts > 0]
-            if parts.sum() > 1 and not np.any(members & ~enough) and len(set(parts.tolist())) == 1:
-                return True
-        return False

@@ -28,10 +28,8 @@ class Policy:
     locality_max: float = 5.0
     """0 or less: no file locality."""
     commit_check: Check = Check.FITS
-    compat: bool = False
-    """The peer's rules to the letter, with its defects: for conformance tests, never in production."""
     prefer: frozenset[str] = frozenset()
-    """Opt-in preferences (`notes.PREFERENCES`)."""
+    """Opt-in preferences (`preferences`)."""
     ready_files: Files = field(default_factory=lambda: MappingProxyType({}))
     """source_index, or `path:<resolved path>`, of READY files -> {worker id: size}; and the same by
     `downloading:<source_index>` of files that are on their way."""
@@ -52,8 +50,8 @@ class Policy:
     @property
     def key(self) -> tuple[Any, ...]:
         """What kept results depend on; files, paths, pools and mix are looked at anew in every decision."""
-        return (self.strategy, self.placement_max, self.locality_max, self.commit_check, self.compat,
-                self.prefer, self.backends, self.catalogue, self.rpc_ram)  # fmt: skip
+        return (self.strategy, self.placement_max, self.locality_max, self.commit_check, self.prefer,
+                self.backends, self.catalogue, self.rpc_ram)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """The step for pools of cards: slices, partitions or whole cards that `gpu_type_selector` asks for.
 
-The peer leaves the choice of the card to the node; here a matching card is picked, by the ledger and by
-what the cluster reports of its nodes, and booked. A whole card must be untouched, and all of it is booked,
-so that nothing else comes to sit on it. A worker gives one part of a card, or all the whole cards.
+A matching card is picked, by the ledger and by what the cluster reports of its nodes, and booked. A whole
+card must be untouched, and all of it is booked, so that nothing else comes to sit on it. A worker gives one
+part of a card, or all the whole cards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -178,8 +177,6 @@ class PooledCards(OneWorkerTier):
         if ask.whole or size <= 0:
             return 1
         fewest = max(1, -(-rules.vram // size))
-        if rules.compat:
-            return fewest
         if ask.world:
             return ask.world if ask.world >= fewest else None
         if fewest == 1:
@@ -234,43 +231,6 @@ class PooledCards(OneWorkerTier):
         same = np.flatnonzero(mine & (claim == least)).tolist()
         others = np.flatnonzero(taken & (claim != least)).tolist()
         return sorted(others + block(same, self.ask.cards - len(others), turn))
-
-    # -- the peer's list ---------------------------------------------------------------------------------
-
-    def listing(self, rows: Ints) -> Iterator[tuple[Seat, ...]]:
-        """Every candidate: with the peer every worker of the pool that serves, whatever is booked there."""
-        self.refresh()
-        if self.pool.problem is not None:
-            return
-        if not self.rules.compat:
-            best = self.choose(0)
-            if best is not None:
-                yield best.seats
-            return
-        matching = self.matching(rows)
-        enough = np.count_nonzero(matching, axis=1) >= self.ask.cards
-        members = [
-            r
-            for r in np.flatnonzero(enough).tolist()
-            if self.report.capable(self.fleet.row(int(rows[r])).name)
-        ]
-        parts = self.parts or 1
-        if self.rules.vram <= self.pool.size * self.ask.cards:
-            parts = 1
-        elif self.ask.whole or not self.rules.distributed or parts > len(members):
-            return
-        if parts > 1:
-            members.sort(key=lambda r: self.fleet.row(int(rows[r])).name)
-        for r in members:
-            others = [o for o in members if o != r][: parts - 1]
-            yield tuple(self._placeholder(int(rows[x]), matching[x], n) for n, x in enumerate([r, *others]))
-
-    def _placeholder(self, w: int, matching: Bools, n: int) -> Seat:
-        """The first cards of the pool stand for those that the node will choose."""
-        kinds = self.fleet.gpu_type[w]
-        slots = np.flatnonzero(matching)
-        slots = slots[kinds[slots] == kinds[slots[0]]][: self.ask.cards].tolist()
-        return Seat(w, tuple(slots), (self.pool.size,) * len(slots), self.all_of(w) if n else None)
 
     def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
         self.refresh()

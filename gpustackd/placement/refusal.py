@@ -52,7 +52,7 @@ def refuse(search: Search) -> NoFit:
             return answer(reasons, cures | Cure.CAPACITY | Cure.WORKER | Cure.MODEL, search.pool)
     own = [step for step in search.ladder if isinstance(step, EngineStep)]
     if own:
-        if search.demand.spec.gpu_ids and not search.rules.compat:
+        if search.demand.spec.gpu_ids:
             reasons = []  # as above
         if len(rows):
             reasons.append(needs(search.demand, search.rules))

@@ -27,6 +27,7 @@ from gpustackd.placement.fit.static_fraction import Fraction
 from gpustackd.placement.hand_picked import HandPicked
 from gpustackd.placement.over_workers import OverWorkers
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.preferences import PREFER_DOMINANT_RESOURCE, PREFER_MEAN_OVER_GPUS
 from gpustackd.placement.score.besides import Besides, Part
 from gpustackd.placement.score.guarded import GuardedScorer
 from gpustackd.placement.score.rating import EPSILON, Floats, Rating
@@ -62,7 +63,7 @@ class Search(Rating):
         self.without = self.faults.told()
         """Filters that could not be made at all."""
         framework = next((f for f in self.filters if isinstance(f, FrameworkFilter)), None)
-        if framework is not None and not framework.letter:
+        if framework is not None:
             self.rules = replace(rules, **chain.guarded(framework, self.faults))
         labels = next((f for f in self.filters if isinstance(f, LabelFilter) and f.preferred), None)
         self.besides = Besides(fleet, demand, labels, self.faults)
@@ -70,9 +71,8 @@ class Search(Rating):
         self.scorer = GuardedScorer(
             demand.spec.placement_strategy or policy.strategy,
             max(policy.placement_max, 0.0),
-            "prefer_mean_over_gpus" in policy.prefer,
-            "prefer_dominant_resource" in policy.prefer,
-            policy.compat,
+            PREFER_MEAN_OVER_GPUS in policy.prefer,
+            PREFER_DOMINANT_RESOURCE in policy.prefer,
             policy.mix,
             self.faults,
         )
@@ -108,8 +108,7 @@ class Search(Rating):
             tiers.append(OneGpu(self))
         if more:
             tiers.append(ManyGpus(self))
-        # the peer looks at several workers even where one GPU is asked for
-        if (more or self.rules.compat) and self.rules.distributed:
+        if more and self.rules.distributed:
             tiers.append(OverWorkers(self))
         if self.rules.cpu:
             tiers.append(CpuOnly(self))

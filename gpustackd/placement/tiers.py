@@ -6,17 +6,17 @@ A tier is brought up to date only when the ladder reaches it, and then only for 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.fleet import Fleet, Ints
-from gpustackd.placement.fit.cards import Cards, alone, cards
+from gpustackd.placement.fit.cards import Cards, alone
 from gpustackd.placement.fit.one_worker import Several, alike, chosen, several
 from gpustackd.placement.fit.rules import Rules, Taking
-from gpustackd.placement.fit.seat import Choice, Seat, seat_of
+from gpustackd.placement.fit.seat import Choice, Seat
 from gpustackd.placement.score.besides import Part
 from gpustackd.placement.score.rating import BEST, EPSILON, Floats
 from gpustackd.placement.score.strategy import Scorer
@@ -230,13 +230,6 @@ class OneGpu(OneWorkerTier):
         kind = self.fleet.types[int(self.fleet.gpu_type[w, slot])]
         return Seat(w, (slot,), (self.rules.claim(int(self.fleet.vram_total[w, slot]), kind, 1),))
 
-    def listing(self, rows: Ints, code: int) -> Iterator[Seat]:
-        """Every seat of GPU type `code`, in the order of rows and slots."""
-        fits, claim = alone(cards(self.fleet, rows, self.rules), self.rules)
-        fits &= self.fleet.gpu_type[rows] == code
-        for r, s in np.argwhere(fits).tolist():
-            yield Seat(int(rows[r]), (s,), (int(claim[r, s]),))
-
 
 class CpuOnly(OneWorkerTier):
     """No GPU: a worker with enough RAM."""
@@ -258,12 +251,6 @@ class CpuOnly(OneWorkerTier):
 
     def seat(self, w: int, turn: int) -> Seat:
         return Seat(w)
-
-    def listing(self, rows: Ints) -> Iterator[Seat]:
-        """Every worker with the RAM, in the order of rows."""
-        self.refresh()
-        for w in rows[self.count[rows] > 0].tolist():
-            yield Seat(w)
 
 
 class ManyGpus(OneWorkerTier):
@@ -322,11 +309,3 @@ class ManyGpus(OneWorkerTier):
         kind = self.fleet.types[int(self.fleet.gpu_type[w, slots[0]])]
         claims = tuple(self.rules.claim(int(self.fleet.vram_total[w, s]), kind, n) for s in slots)
         return Seat(w, tuple(slots), claims)
-
-    def listing(self, rows: Ints, code: int) -> Iterator[Seat]:
-        """The seat of each worker that has one on GPU type `code`, in the order of rows."""
-        found = cards(self.fleet, rows, self.rules)
-        offer = several(found, self.rules, code)
-        for r in offer.count.nonzero()[0].tolist():
-            slots = offer.order[r, : offer.count[r]].tolist()
-            yield seat_of(int(rows[r]), slots, offer.claim[r].tolist())

@@ -1,7 +1,7 @@
 """What is done about an instance in ERROR: again in place, elsewhere, with more memory, or nothing more.
 
-Delays are the peer's (scale-down spec section 6); counters are in the row, so that no restart of a daemon
-forgets them, and go back to nothing after a time of stable running. Sizes in bytes, times in seconds.
+Delays double from one restart to the next, up to a limit; counters are in the row, so that no restart of a
+daemon forgets them, and go back to nothing after a time of stable running. Sizes in bytes, times in seconds.
 """
 
 from __future__ import annotations

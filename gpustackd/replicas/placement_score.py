@@ -21,30 +21,24 @@ _OTHERS = 0.2
 
 @dataclass(frozen=True)
 class PlacementScores:
-    """Scores places of one model's replicas on a fleet; `maximum` is what a perfect place scores.
-
-    `compat` keeps three oddities of the peer: parts on several workers count their number twice over, a score
-    may exceed the maximum, and a claim that is silent of its cards' memory scores by its RAM.
-    """
+    """Scores places of one model's replicas on a fleet; `maximum` is what a perfect place scores."""
 
     fleet: Fleet
     model_id: int
     strategy: Strategy = Strategy.SPREAD
     maximum: float = 1.0
-    compat: bool = False
 
     def score(self, replica: Replica) -> float:
         """0 for a replica without a place, and for one whose claim does not tell what it holds there."""
-        if not replica.placed or not (self.compat or _told(replica.main)):
+        if not replica.placed or not _told(replica.main):
             return 0.0
         if self.strategy is Strategy.SPREAD:
             score = self._spread(replica.main)
         else:
             main = self._packed(replica.main)
             parts = [self._packed(hold) for hold in replica.subordinates]
-            weight = len(parts) if self.compat else 1
-            score = (5 * main + weight * sum(parts)) / (5 + len(parts))
-        return score if self.compat else min(max(score, 0.0), self.maximum)
+            score = (5 * main + sum(parts)) / (5 + len(parts))
+        return min(max(score, 0.0), self.maximum)
 
     # -- binpack ----------------------------------------------------------------------------------------
 

@@ -17,20 +17,16 @@ def ranked(
     weights: RetentionWeights,
     places: PlacementScores,
     peers: Sequence[Replica] | None = None,
-    *,
-    compat: bool = False,
 ) -> list[Replica]:
     """The candidates, the one to delete first in front. `peers` are all members of their generation.
 
     Equal scores go by what is lost least: never started, on a worker that takes nothing new, of an old spec,
-    not yet serving, youngest. `compat` leaves equal ones in the order given, as the peer does.
-    Raise ValueError where candidates have more than one role: they are not replicas of each other.
+    not yet serving, youngest. Raise ValueError where candidates have more than one role: they are not
+    replicas of each other.
     """
     if len({c.role for c in candidates}) > 1:
         raise ValueError("replicas of several roles cannot be ranked against each other")
     worth = scores(candidates, weights, places, peers)
-    if compat:
-        return sorted(candidates, key=lambda c: worth[c.id])
     return sorted(candidates, key=lambda c: (worth[c.id], *finer(c)))
 
 

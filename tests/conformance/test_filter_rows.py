@@ -1,5 +1,4 @@
-"""Rows of the filters spec that were executed on the peer (sections 1 and 2): the same here, or a difference
-on purpose with its note. Those of section 3 are in `unit/placement/test_peer_filters.py`."""
+"""Who stays by cluster, labels, hand-picked GPUs and state, and what an empty pool tells."""
 
 from __future__ import annotations
 
@@ -13,33 +12,18 @@ from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.errors import BadRow
 from gpustackd.placement.filters import chain
-from gpustackd.placement.notes import NOTES
 from gpustackd.placement.policy import Policy
 from tests.fleets import ask, demand, fleet, model
 
-DIFFERENCES = {
-    "1: a filter that raises ends the whole search": "filters.1.raising",
-    "1: an empty pool hides what else would fail": "filters.D2",
-    "2: a model without a cluster loses every worker": "filters.D4",
-    "2: an id of a GPU that cannot be read ends the whole search": "filters.2.malformed",
-    "2: reasons of states name no workers": "filters.D7",
-    "3.3: a blank pin is worded as a pin": "filters.3.3.blank_pin",
-}
 
-
-def kept(text: str, compat: bool = True, **fields: Any) -> list[str]:
+def kept(text: str = True, **fields: Any) -> list[str]:
     """Names of the workers that pass all filters."""
     on = fleet(text)
-    filters = chain.chain(demand(8, model(**fields)), Policy(compat=compat))
+    filters = chain.chain(demand(8, model(**fields)), Policy())
     bits = chain.failures(filters, on, np.arange(on.count))
     return [on.row(w).name for w in np.flatnonzero(bits == 0).tolist()]
 
 
-def test_every_difference_has_its_note() -> None:
-    assert set(DIFFERENCES.values()) <= {n.code for n in NOTES}
-
-
-@pytest.mark.parametrize("compat", [True, False])
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
@@ -56,14 +40,13 @@ def test_every_difference_has_its_note() -> None:
         ({"cluster_id": 1, "worker_selector": {"a": "01"}, "gpu_ids": ["w2:cuda:0"]}, ["w2"]),
     ],
 )
-def test_cluster_labels_and_picked_workers(fields: dict[str, Any], names: list[str], compat: bool) -> None:
-    assert kept("1x1xA-24[a=1] + 1x1xA-24[a=01] + 1x1xA-24[cluster=2,c=1]", compat, **fields) == names
+def test_cluster_labels_and_picked_workers(fields: dict[str, Any], names: list[str]) -> None:
+    assert kept("1x1xA-24[a=1] + 1x1xA-24[a=01] + 1x1xA-24[cluster=2,c=1]", **fields) == names
 
 
-@pytest.mark.parametrize("compat", [True, False])
-def test_only_ready_workers_stay(compat: bool) -> None:
+def test_only_ready_workers_stay() -> None:
     text = " + ".join(f"1x1xA-24[state={state}]" for state in WorkerState)
-    assert kept(text, compat) == [f"w{1 + list(WorkerState).index(WorkerState.READY)}"]
+    assert kept(text) == [f"w{1 + list(WorkerState).index(WorkerState.READY)}"]
 
 
 def test_an_empty_pool_keeps_its_reasons_in_order_and_tells_what_else_would_fail() -> None:

@@ -1,7 +1,4 @@
-"""The peer's scorer cases and every worked example of the scorers spec (E*, S*, L*), by one runner.
-
-`DIFFERENCES` lists what the peer was seen to do and we do otherwise on purpose, with its note.
-"""
+"""The peer's scorer cases and every worked example of the scorers spec (E*, S*, L*), by one runner."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpustackd.placement.notes import NOTES
 from tests import peer_cases as peer
 from tests.peer_scorers import score_of
 
@@ -22,19 +18,6 @@ CASES = [
     for c in peer.cases("scorer.placement", "scorer.file_locality", "scorer.chain", "scorer.instance_chain")
     if "scores" in c["expect"] or "score" in c["expect"]
 ]
-
-DIFFERENCES = {
-    "E5: five hosts score 147.78, more than a tight single one": "scorers.P1",
-    "E8: a claim of more than is free may score above the maximum": "scorers.P4",
-    "E9: no RAM free on a worker of a placement without GPUs divides by zero": "scorers.P7",
-    "E10: no RAM claim of a placement without GPUs is a type error": "scorers.P7",
-    "3.2: a model that is not deployed yet scores 100 everywhere": "scorers.3.2.undeployed",
-    "S8: a part without GPU indexes breaks the scores of every model": "scorers.P7",
-}
-
-
-def test_every_difference_has_its_note() -> None:
-    assert set(DIFFERENCES.values()) <= {n.code for n in NOTES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[c["id"] for c in CASES])
@@ -95,24 +78,23 @@ TWO = [part(2, {0: 12}, 4), part(3, {0: 24})]
 FOUR = [*TWO, part(4, {0: 12}, 4), part(5, {0: 24})]
 FULL = [worker(n, [20], 40) for n in range(1, 6)]
 PACKED = [
-    ("E1", packed(ONE, part(1, {0: 12}, 2)), 35.00, 35.00),
-    ("E2", packed([worker(1, [24, 16], 36)], part(1, {0: 12, 1: 12}, 2)), 51.85, 51.85),
-    ("E3", packed([*ONE, *SUBORDINATE], part(1, {0: 12}, 2), *TWO), 50.71, (5 * 35 + 90) / 7),
-    ("E4", packed([*ONE, *SUBORDINATE], part(1, {0: 12}, 2), *FOUR), 99.44, (5 * 35 + 180) / 9),
-    ("E5", packed(FULL, *(part(n, {0: 18}, 4) for n in range(1, 6))), 147.78, 63.33),
-    ("E6", packed([worker(1, [])], part(1, {}, 10)), 25.00, 25.00),
-    ("E7", packed(ONE, part(1, {0: 12})), 33.33, 33.33),
-    ("E7, no RAM reported", packed([worker(1, [24], 0)], part(1, {0: 12}, 2)), 33.33, 33.33),
-    ("E8", packed(ONE, part(1, {0: 30}, 2)), 85.00, 85.00),
-    ("E9", packed([worker(1, [], 0)], part(1, {}, 10)), 0, 0),
-    ("E10", packed([worker(1, [])], part(1, {})), 0, 0),
+    ("E1", packed(ONE, part(1, {0: 12}, 2)), 35.00),
+    ("E2", packed([worker(1, [24, 16], 36)], part(1, {0: 12, 1: 12}, 2)), 51.85),
+    ("E3", packed([*ONE, *SUBORDINATE], part(1, {0: 12}, 2), *TWO), (5 * 35 + 90) / 7),
+    ("E4", packed([*ONE, *SUBORDINATE], part(1, {0: 12}, 2), *FOUR), (5 * 35 + 180) / 9),
+    ("E5", packed(FULL, *(part(n, {0: 18}, 4) for n in range(1, 6))), 63.33),
+    ("E6", packed([worker(1, [])], part(1, {}, 10)), 25.00),
+    ("E7", packed(ONE, part(1, {0: 12})), 33.33),
+    ("E7, no RAM reported", packed([worker(1, [24], 0)], part(1, {0: 12}, 2)), 33.33),
+    ("E8", packed(ONE, part(1, {0: 30}, 2)), 85.00),
+    ("E9", packed([worker(1, [], 0)], part(1, {}, 10)), 0),
+    ("E10", packed([worker(1, [])], part(1, {})), 0),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "peers", "ours"), [p[1:] for p in PACKED], ids=[p[0] for p in PACKED])
-def test_binpack_by_the_worked_examples(case: dict[str, Any], peers: float, ours: float) -> None:
-    assert score_of(case) == pytest.approx([peers], abs=0.005)
-    assert score_of(case, compat=False) == pytest.approx([ours], abs=0.005)
+@pytest.mark.parametrize(("case", "points"), [p[1:] for p in PACKED], ids=[p[0] for p in PACKED])
+def test_binpack_by_the_worked_examples(case: dict[str, Any], points: float) -> None:
+    assert score_of(case) == pytest.approx([points], abs=0.005)
 
 
 def test_e11_scale_down_counts_what_the_instance_holds_as_free() -> None:
@@ -166,12 +148,11 @@ SPREAD = [
     [s[1:] for s in SPREAD[:-1]],
     ids=[s[0] for s in SPREAD[:-1]],
 )
-@pytest.mark.parametrize("compat", [True, False])
 def test_spread_by_the_worked_examples(
-    workers: list[Any], candidates: list[Any], existing: list[Any], scores: list[float], compat: bool
+    workers: list[Any], candidates: list[Any], existing: list[Any], scores: list[float]
 ) -> None:
     case = case_of("spread", workers, candidates, existing)
-    assert score_of(case, compat=compat) == pytest.approx(scores)
+    assert score_of(case) == pytest.approx(scores)
 
 
 def test_s8_a_part_without_gpu_indexes_stops_nobody() -> None:
@@ -181,19 +162,18 @@ def test_s8_a_part_without_gpu_indexes_stops_nobody() -> None:
     assert second == pytest.approx(100)
 
 
-def test_a_model_that_is_nowhere_yet_spreads_freely() -> None:
-    case = case_of("spread", four(1, 1), [on(1, 0), on(2, 0)])
-    assert score_of(case) == [100, 100]
-
-
-def test_a_model_that_is_not_deployed_yet_finds_every_place_as_good_with_the_peer() -> None:
+def test_a_model_that_is_not_deployed_yet_is_held_against_what_is_there() -> None:
     existing = [held(1, 9, (1, [0])), held(2, 9, (2, [1]))]
     case = case_of("spread", four(1, 2), [on(1, 0), on(2, 0), on(2, 1)], existing)
     del case["model"]
-    assert score_of(case) == [100, 100, 100]
-    first, *others = score_of(case, compat=False)  # type: ignore[misc]
+    first, *others = score_of(case)  # type: ignore[misc]
     assert first < max(others) == 100
     assert min(others) < 100
+
+
+def test_a_model_that_is_nowhere_yet_spreads_freely() -> None:
+    case = case_of("spread", four(1, 1), [on(1, 0), on(2, 0)])
+    assert score_of(case) == [100, 100]
 
 
 LOCALITY = [
@@ -210,16 +190,15 @@ LOCALITY = [
 @pytest.mark.parametrize(
     ("hosts", "main", "draft", "points"), [x[1:] for x in LOCALITY], ids=[x[0] for x in LOCALITY]
 )
-@pytest.mark.parametrize("compat", [True, False])
 def test_locality_by_the_worked_examples(
-    hosts: list[int], main: list[int], draft: list[int] | None, points: float, compat: bool
+    hosts: list[int], main: list[int], draft: list[int] | None, points: float
 ) -> None:
     scorer = {"type": "file_locality", "max_score": 5.0, "ready_main": main, "ready_draft": draft,
               "has_draft": draft is not None}  # fmt: skip
     first, *others = hosts
     candidate = {"worker_id": first, "subordinates": [{"worker_id": w} for w in others]}
     case = {"inputs": {"scorers": [scorer], "candidates": [candidate]}, "workers": []}
-    assert score_of(case, compat=compat) == pytest.approx([points], abs=0.005)
+    assert score_of(case) == pytest.approx([points], abs=0.005)
 
 
 # -- any numbers, against the formulas as the spec writes them -----------------------------------------------
@@ -232,11 +211,11 @@ def spec_binpack(parts: list[tuple[list[tuple[float, float]], float, float]], mo
         r = ram / free if free else 0.0
         if not cards:
             return most * r
-        return max(0.0, *(most * (r + 2 * (c / f if f else 0.0)) / 3 for c, f in cards))
+        return min(most, max(0.0, *(most * (r + 2 * (c / f if f else 0.0)) / 3 for c, f in cards)))
 
     main, *rest = (item(*p) for p in parts)
     n = len(rest)
-    return (5 * main + n * sum(rest)) / (5 + n)
+    return (5 * main + sum(rest)) / (5 + n)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -253,7 +232,7 @@ def test_binpack_of_any_numbers(seed: int) -> None:
     case = packed(workers, *parts, max_score=chance.choice([1.0, 100.0, 250.0]))
     most = case["inputs"]["scorers"][0]["max_score"]
     assert score_of(case) == pytest.approx([spec_binpack(formula, most)])
-    assert 0 <= score_of(case, compat=False)[0] <= most  # type: ignore[index]
+    assert 0 <= score_of(case)[0] <= most  # type: ignore[index]
 
 
 def spec_spread(
@@ -291,8 +270,7 @@ def spec_spread(
 
 
 @pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("compat", [True, False])
-def test_spread_of_any_numbers(seed: int, compat: bool) -> None:
+def test_spread_of_any_numbers(seed: int) -> None:
     chance = random.Random(seed)
     sizes = [chance.randint(1, 6) for _ in range(chance.randint(1, 5))]
     sat = []
@@ -306,4 +284,4 @@ def test_spread_of_any_numbers(seed: int, compat: bool) -> None:
         places.append((w, sorted(chance.sample(range(sizes[w - 1]), chance.randint(1, sizes[w - 1])))))
     existing = [held(n, m, (w, g)) for n, (m, w, g) in enumerate(sat, 1)]
     case = case_of("spread", four(*sizes), [on(w, *g) for w, g in places], existing)
-    assert score_of(case, compat=compat) == pytest.approx(spec_spread(places, sat, 100.0))
+    assert score_of(case) == pytest.approx(spec_spread(places, sat, 100.0))

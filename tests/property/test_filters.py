@@ -78,7 +78,7 @@ def test_no_wrong_card_is_ever_taken_and_kept_results_are_fresh(workers, name, e
     backends = Backends.of([backend_row(name, None, entries)])
     spec = model(source=Source.LOCAL_PATH, local_path=PATH, backend=name, backend_version=pin)
     wanted: Demand = demand(need, spec, engine=Engine.CUSTOM if name == "mine" else Engine.VLLM)
-    known = verdicts(packaged(), backends, name, pin, None, False)
+    known = verdicts(packaged(), backends, name, pin, None)
     memo: Searches = Memo()
     for event in [None, *events]:
         answers = {}

@@ -73,7 +73,7 @@ class QueueRanks:
             if len(self._sizes) >= REMEMBERED:
                 self._sizes.clear()
             try:
-                self._sizes[key] = magnitude(rules_of(demand, compat=False), largest)
+                self._sizes[key] = magnitude(rules_of(demand), largest)
             except BadRow:
                 self._sizes[key] = 0
         return self._sizes[key]

@@ -102,7 +102,7 @@ class DemandMix:
             if len(self._shapes) >= REMEMBERED:
                 self._shapes.clear()
             try:
-                self._shapes[key] = shape(rules_of(demand, compat=False), largest)
+                self._shapes[key] = shape(rules_of(demand), largest)
             except BadRow:
                 self._shapes[key] = None
         return self._shapes[key]

@@ -17,8 +17,8 @@ from gpustackd.estimate.evaluate import evaluate
 from gpustackd.placement.advise.advise import Advice, advise
 from gpustackd.placement.advise.change import Holder
 from gpustackd.placement.advise.trial import Ahead, Build, Case
-from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Subject
+from gpustackd.placement.preferences import PREFER_DRAFT_WEIGHTS
 from gpustackd.ports import Waiting
 
 OTHERS_WITHIN = 1.0

@@ -24,8 +24,8 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Cure, NoFit
-from gpustackd.placement.notes import PREFER_DRAFT_WEIGHTS
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.preferences import PREFER_DRAFT_WEIGHTS
 from gpustackd.ports import ModelReader, ModelRecord, Store, Waiting
 
 AT_ONCE = 16

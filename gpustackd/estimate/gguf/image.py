@@ -1,6 +1,6 @@
 """Image models (stable-diffusion.cpp): one to three devices, nothing is divided by layers.
 
-Formulas: estimate-gguf spec section 13, which stem from measurements of the peer. Bytes.
+Formulas fitted to measurements of running pipelines. Bytes.
 """
 
 from __future__ import annotations

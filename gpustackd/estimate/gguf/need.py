@@ -17,8 +17,6 @@ from gpustackd.domain.gguf_levels import GgufNeed, Level
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.estimate.gguf.classify import distributable, is_image
 from gpustackd.estimate.gguf.image import ImageSizes
-from gpustackd.estimate.gguf.peer import PeerSizes
-from gpustackd.estimate.gguf.peer_flags import peer_flags
 from gpustackd.estimate.gguf.refusal import LlamaRefuses, refusal
 from gpustackd.estimate.gguf.serving import Serving, serving_of
 from gpustackd.estimate.gguf.shares import level_of
@@ -52,7 +50,7 @@ class LayerSizes:
 
     def level(self, offload_layers: int, split: tuple[float, ...] = (), remotes: int = 0) -> Level:
         """One level. Remote devices take what local ones do."""
-        del remotes  # llama.cpp treats them alike; the peer's estimator does not
+        del remotes  # llama.cpp treats them alike
         shares = tuple(map(float, split)) or (1.0,)
         found = self._kept.get((offload_layers, shares))
         if found is None:
@@ -63,9 +61,8 @@ class LayerSizes:
         return found
 
 
-def gguf_need(spec: ModelSpec, facts: ModelFacts, *, compat: bool = False) -> tuple[Need, GgufNeed | None]:
-    """Size a model of whose file the header is known. `compat`: by the peer's rules. Raise BadRow for flags
-    that llama.cpp refuses."""
+def gguf_need(spec: ModelSpec, facts: ModelFacts) -> tuple[Need, GgufNeed | None]:
+    """Size a model of whose file the header is known. Raise BadRow for flags that llama.cpp refuses."""
     header = facts.gguf
     if not isinstance(header, GgufFacts):
         because = facts.unknown_because or "the header of the GGUF file is not known"
@@ -75,11 +72,6 @@ def gguf_need(spec: ModelSpec, facts: ModelFacts, *, compat: bool = False) -> tu
         full = images.level(images.total_layers)
         need = Need(vram=sum(d.vram for d in full.devices), ram=0, ram_static=full.ram)
         return need, GgufNeed(images, image=True)
-    if compat:
-        theirs = PeerSizes(header, peer_flags(backend_parameters.parse(spec.backend_parameters)))
-        full = theirs.level(theirs.total_layers)
-        need = Need(vram=full.devices[0].vram, ram=full.ram, ram_static=full.ram)
-        return need, GgufNeed(theirs, distributable(header))
     sizer = sizer_of(header, spec.backend_parameters)
     full = level_of(sizer.divided(sizer.total_layers))
     need = Need(

@@ -52,7 +52,7 @@ def chain(demand: Demand, policy: Policy, faults: Faults | None = None) -> tuple
     Raises BadRow where the demand's selectors cannot be read."""
     spec, noted = demand.spec, Faults() if faults is None else faults
     framework = lambda: framework_filter(  # noqa: E731
-        demand, policy.backends, policy.catalogue, compat=policy.compat
+        demand, policy.backends, policy.catalogue
     )
     made: tuple[tuple[str, Callable[[], Filter | None]], ...] = (
         ("cluster", lambda: None if spec.cluster_id is None else ClusterFilter(spec.cluster_id)),
@@ -60,7 +60,7 @@ def chain(demand: Demand, policy: Policy, faults: Faults | None = None) -> tuple
         ("labels", lambda: LabelFilter.of(spec.worker_selector) if spec.worker_selector else None),
         ("status", StatusFilter),
         ("backend", framework),
-        ("local_path", lambda: local_path_filter(spec, compat=policy.compat)),
+        ("local_path", lambda: local_path_filter(spec)),
     )
     found = (noted.tried(f"filter.{name}", make, None) for name, make in made)
     return tuple(f for f in found if f is not None)

@@ -30,23 +30,20 @@ WITHOUT_CARDS = frozenset({Engine.CUSTOM, Engine.GGUF, Engine.ROUTER})
 
 
 def framework_filter(
-    demand: Demand, backends: Backends | None, catalogue: Catalogue | None = None, *, compat: bool = False
+    demand: Demand, backends: Backends | None, catalogue: Catalogue | None = None
 ) -> FrameworkFilter | None:
     """The filter that a demand calls for; None where any worker will do: nothing is known of backends, the
     image is the user's own, the engine is `Custom`, or the role takes no accelerator (it has its own image).
 
-    Raises BadRow where the pinned version cannot be read. In compatibility terms an unset backend of a GGUF
-    file is looked up under the name that it stands for, as the peer does, and nothing is found.
+    Raises BadRow where the pinned version cannot be read.
     """
     spec = demand.spec
     if backends is None or spec.image_name:
         return None
     name = spec.effective_backend
-    if (spec.backend if compat else name) == CUSTOM or (demand.engine is Engine.ROUTER and not compat):
+    if name == CUSTOM or demand.engine is Engine.ROUTER:
         return None
-    known = verdicts(catalogue or packaged(), backends, name, spec.backend_version, spec.owner, compat)
-    if compat:
-        return FrameworkFilter(known, cpu_too=bool(spec.cpu_offloading), letter=True)
+    known = verdicts(catalogue or packaged(), backends, name, spec.backend_version, spec.owner)
     return FrameworkFilter(known, cpu_too=demand.engine in WITHOUT_CARDS and bool(spec.cpu_offloading))
 
 
@@ -65,12 +62,10 @@ class FrameworkFilter:
     name = "backend"
     cure = Cure.BACKENDS | Cure.WORKER | Cure.MODEL
 
-    def __init__(self, known: Verdicts, *, cpu_too: bool, letter: bool = False) -> None:
-        """`cpu_too`: a worker with devices may serve by its CPU; `letter`: the peer's rule, by which one
-        device that is supported admits all of the worker's."""
+    def __init__(self, known: Verdicts, *, cpu_too: bool) -> None:
+        """`cpu_too`: a worker with devices may serve by its CPU, which it is then not needed for."""
         self.known = known
         self.cpu_too = cpu_too
-        self.letter = letter
         self._table: Bools = np.zeros((1, 0), np.bool_)
         """(kinds + 1, architectures); the last row stands for "no card"."""
         self._cpu: Bools = np.zeros(0, np.bool_)
@@ -90,7 +85,7 @@ class FrameworkFilter:
     def devices(self, fleet: Fleet, rows: Ints) -> Bools | None:
         """(R, S) devices of these positions that may be used; None = all of them."""
         self._renew(fleet)
-        if self._everything or self.letter:
+        if self._everything:
             return None
         return self._look_up(self._table, fleet, rows)
 

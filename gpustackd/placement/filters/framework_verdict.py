@@ -1,7 +1,6 @@
 """Whether a kind of device can run an engine, and in which image: filters spec sections 3.3, 3.7 and 3.8.
 
-In compatibility terms (`Peers`) the peer's rows are followed to the letter; otherwise (`Verdicts`) the image
-is looked up as the worker will do it at the start, with runtime level, chip and CPU architecture.
+The image is looked up as the worker will do it at the start, with runtime level, chip and CPU architecture.
 """
 
 from __future__ import annotations
@@ -149,34 +148,9 @@ class Verdicts:
         return told or FALLBACK, told is None
 
 
-class Peers(Verdicts):
-    """The peer's answers, with its defects (section 3.3)."""
-
-    def _judge(self, kind: DeviceKind, arch: str) -> Verdict:
-        for version, entry in self.entries():
-            if self.pin is not None and not self.pin.admits(version):
-                continue
-            if entry.custom in (CPU, kind.type) or entry.built_in & {CPU, kind.type}:
-                return Verdict()
-        chip = variant(kind.soc) if kind.soc else None
-        for r in self._offered(kind):
-            admitted = self.pin.admits(r.version) if self.pin is not None else not r.deprecated
-            if admitted and (chip is None or r.variant == chip):
-                return Verdict(runner=r)
-        return Verdict(Cause.NO_VERSION if self.pin is None else Cause.PIN)
-
-    def entries(self) -> list[tuple[str, VersionEntry]]:
-        merged: dict[str, VersionEntry] = {}
-        for versions in self.backends.visible(self.name, self.owner):
-            merged |= versions
-        return list(merged.items())
-
-
 @lru_cache(maxsize=512)
 def verdicts(
-    catalogue: Catalogue, backends: Backends, name: str, version: str | None, owner: str | None, compat: bool
+    catalogue: Catalogue, backends: Backends, name: str, version: str | None, owner: str | None
 ) -> Verdicts:
     """Answers for one engine; equal questions share them. Raise BadRow where the version cannot be read."""
-    if compat:
-        return Peers(catalogue, backends, name, None if not version else Pin(version, literal=True), owner)
     return Verdicts(catalogue, backends, name, None if not version else Pin.of(version), owner)

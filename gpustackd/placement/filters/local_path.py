@@ -26,11 +26,11 @@ SHOWN = 3
 NOTHING = PathKnowledge()
 
 
-def local_path_filter(spec: ModelSpec, *, compat: bool) -> LocalPathFilter | None:
-    """The filter for a model's path; None where it has none. The peer looks at hand-picked GPUs alone."""
-    if spec.source is not Source.LOCAL_PATH or not spec.local_path or (compat and not spec.gpu_ids):
+def local_path_filter(spec: ModelSpec) -> LocalPathFilter | None:
+    """The filter for a model's path; None where it has none."""
+    if spec.source is not Source.LOCAL_PATH or not spec.local_path:
         return None
-    return LocalPathFilter(spec.local_path, spec.source_index, letter=compat)
+    return LocalPathFilter(spec.local_path, spec.source_index)
 
 
 class LocalPathFilter:
@@ -38,11 +38,9 @@ class LocalPathFilter:
 
     name = "local_path"
 
-    def __init__(self, path: str, source_index: str, *, letter: bool = False) -> None:
-        """`letter`: the peer's rule, by which a worker that does not answer has no such path."""
+    def __init__(self, path: str, source_index: str) -> None:
         self.path = path
         self.source_index = source_index
-        self.letter = letter
         self.out: Mapping[int, Presence] = {}
         """Ids of workers to drop."""
         self._seen: tuple[object, object] = (None, None)
@@ -60,8 +58,8 @@ class LocalPathFilter:
         self._seen = known, policy.ready_files
         files = policy.ready_files
         having = files.get(self.source_index, {}).keys() | files.get(f"path:{self.path}", {}).keys()
-        gone = {Presence.MISSING} if known.shared and not self.letter else {Presence.MISSING, Presence.SILENT}
-        out = {w: p for w, p in known.workers.items() if p in gone and (self.letter or w not in having)}
+        gone = {Presence.MISSING} if known.shared else {Presence.MISSING, Presence.SILENT}
+        out = {w: p for w, p in known.workers.items() if p in gone and w not in having}
         changed = out != self.out
         self.out = out
         return changed
@@ -78,12 +76,10 @@ class LocalPathFilter:
             (Presence.MISSING, "missing", ("does not have", "do not have")),
             (Presence.SILENT, "unreachable", ("does not say whether it has", "do not say whether they have")),
         ):
-            if self.letter and presence is Presence.SILENT:
-                continue
             names = sorted(
                 fleet.row(w).name
                 for w in dropped.tolist()
-                if self.letter or self.out.get(int(fleet.worker_id[w])) is presence
+                if self.out.get(int(fleet.worker_id[w])) is presence
             )
             if names:
                 count = len(names)

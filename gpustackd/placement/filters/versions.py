@@ -103,8 +103,6 @@ class Pin:
 
     text: str
     clauses: tuple[tuple[str, str], ...] = ()
-    literal: bool = False
-    """Compared letter by letter, as the peer does."""
 
     @classmethod
     def of(cls, text: str) -> Pin:
@@ -115,8 +113,6 @@ class Pin:
         return cls(text, tuple(_clause(part) for part in text.split(",")))
 
     def admits(self, version: str) -> bool:
-        if self.literal:
-            return self.text == version
         if not self.clauses:
             return same(self.text, version)
         return all(_holds(operator, bound, version) for operator, bound in self.clauses)

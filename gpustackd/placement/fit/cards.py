@@ -1,8 +1,7 @@
 """Cards of some workers as arrays: what is free on them and what one of them would be booked.
 
 Everything here is about R worker positions at once, (R, S) for their GPU slots. A single worker is R = 1,
-the whole fleet R = W: the walk over the whole fleet, the few workers that changed and the listing of all
-candidates are one implementation.
+the whole fleet R = W: the walk over the whole fleet and the few workers that changed are one implementation.
 """
 
 from __future__ import annotations
@@ -80,15 +79,11 @@ def alone(found: Cards, rules: Rules) -> tuple[Bools, Ints]:
         fits = found.free >= claim
     else:
         claim = np.full(found.free.shape, v, np.int64)
-        peer_image = rules.compat and rules.taking is Taking.EACH
-        fits = (found.total if peer_image else found.free) >= v
+        fits = found.free >= v
     fits &= found.usable
-    if not rules.compat:
-        fits &= claim <= found.free
-        if asks_ram(found, rules):
-            fits &= ram_holds(found, rules, claim, found.ram[:, None], found.unified[:, None])
-    else:
-        fits &= (found.ram >= rules.ram_floor)[:, None] if rules.ram_floor else True
+    fits &= claim <= found.free
+    if asks_ram(found, rules):
+        fits &= ram_holds(found, rules, claim, found.ram[:, None], found.unified[:, None])
     return fits, claim
 
 
@@ -112,21 +107,18 @@ def ram_holds(found: Cards, rules: Rules, booked: Ints, ram: Ints, unified: Bool
     return held
 
 
-def portions(found: Cards, rules: Rules, strict: bool = False) -> tuple[Bools, Ints]:
+def portions(found: Cards, rules: Rules) -> tuple[Bools, Ints]:
     """Which cards may take a part in a placement over several cards, and the least booked on each: (R, S).
 
     Where the need is split (`SPLIT`, `AT_LEAST`), what is booked depends on how many cards share it.
-    `strict`: more than the share must be free (the peer's rule for several cards of one worker).
     """
     claim: Ints
     enough: Bools
     if rules.taking is Taking.SHARE:
         claim = (found.total * found.share).astype(np.int64)
-        ratio = found.ratio
-        enough = ratio > found.share if strict else ratio >= found.share
+        enough = found.ratio >= found.share
         enough &= found.share > 0
-        if not rules.compat:
-            enough &= claim <= found.free
+        enough &= claim <= found.free
     elif rules.taking is Taking.SPLIT:
         claim = np.zeros(found.free.shape, np.int64)
         enough = found.free > 0

@@ -12,7 +12,7 @@ from gpustackd.placement.fit.rules import Rules, Taking, gpu_count
 FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
 
 
-def rules(demand: Demand, compat: bool) -> Rules:
+def rules(demand: Demand) -> Rules:
     """Rules of user-defined backends, VoxBox and omni models; of the router role, which takes no GPU.
 
     Raises BadRow where flags or hand-picked GPUs cannot be used.
@@ -30,11 +30,9 @@ def rules(demand: Demand, compat: bool) -> Rules:
         ram_ratio=need.ram_ratio,
         gpu_count=count,
         spans=False,
-        fewest=not compat,
         cpu=bool(spec.cpu_offloading) or demand.engine is Engine.ROUTER,
         cpu_only=demand.engine is Engine.ROUTER,
         replicas=1 if spec.replicas is None else spec.replicas,
-        compat=compat,
     )
 
 

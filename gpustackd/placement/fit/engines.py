@@ -10,7 +10,7 @@ from gpustackd.errors import BadRow
 from gpustackd.placement.fit import custom, gguf, mindie, pool, sglang, vllm
 from gpustackd.placement.fit.rules import Rules
 
-BY_ENGINE: Mapping[Engine, Callable[[Demand, bool], Rules]] = {
+BY_ENGINE: Mapping[Engine, Callable[[Demand], Rules]] = {
     Engine.VLLM: vllm.rules,
     Engine.SGLANG: sglang.rules,
     Engine.CUSTOM: custom.rules,
@@ -22,7 +22,7 @@ BY_ENGINE: Mapping[Engine, Callable[[Demand, bool], Rules]] = {
 }
 
 
-def rules_of(demand: Demand, compat: bool = False) -> Rules:
+def rules_of(demand: Demand) -> Rules:
     """What the search for this demand must hold.
 
     Raises BadRow where flags or selectors cannot be used, or where the engine has no rules here.
@@ -30,15 +30,15 @@ def rules_of(demand: Demand, compat: bool = False) -> Rules:
     make = BY_ENGINE.get(demand.engine)
     if make is None:
         raise BadRow("backend", f"models for {demand.engine} cannot be placed by this version")
-    made = make(demand, compat)
-    if not compat and not made.fixed_world:
+    made = make(demand)
+    if not made.fixed_world:
         _enough_picked(demand.spec)
     return made
 
 
 def _enough_picked(spec: ModelSpec) -> None:
     """Raises BadRow where there are fewer hand-picked GPUs than replicas, and nothing says how many each
-    takes (the peer then gives all of them to each)."""
+    takes."""
     ids, replicas = len(spec.gpu_ids), spec.replicas or 0
     if 0 < ids < replicas and spec.gpu_selector is not None and not spec.gpu_selector.gpus_per_replica:
         raise BadRow(

@@ -22,22 +22,22 @@ def follows_cards(demand: Demand, rules: Rules) -> bool:
     """Whether the share of a card has to be worked out from the cards."""
     if rules.engine is not Engine.SGLANG or rules.taking is not Taking.SHARE:
         return False
-    return fraction(parse(demand.spec.backend_parameters, first_wins=rules.compat), rules.compat) is None
+    return fraction(parse(demand.spec.backend_parameters)) is None
 
 
 def fractions(fleet: Fleet, rows: Ints, demand: Demand, rules: Rules) -> Mapping[str, Fraction]:
     """GPU type -> fraction, from the cards of these worker positions (or the hand-picked ones of them)."""
-    parameters = parse(demand.spec.backend_parameters, first_wins=rules.compat)
+    parameters = parse(demand.spec.backend_parameters)
     hyper = demand.facts.hyper
     vision = hyper.vision_config if hyper else None
     found = _selected(fleet, rows, demand) if demand.spec.gpu_ids else _all(fleet, rows, rules)
     kind = str(demand.facts.config.get("model_type") or "")
-    return {t: static_fraction(parameters, shape, vision, kind, rules.compat) for t, shape in found.items()}
+    return {t: static_fraction(parameters, shape, vision, kind) for t, shape in found.items()}
 
 
 def with_fractions(rules: Rules, found: Mapping[str, Fraction]) -> Rules:
     """The same rules with these shares; a fraction that leaves nothing of a card is 0: it never serves."""
-    share = {t: f.value if rules.compat else min(max(f.value, 0.0), 0.999) for t, f in found.items()}
+    share = {t: min(max(f.value, 0.0), 0.999) for t, f in found.items()}
     return replace(rules, share=0.0, share_of_type=MappingProxyType(share))
 
 

@@ -49,24 +49,23 @@ class Gguf:
         return self.cpu_offloading and not self.image and self.layers in (None, 0)
 
 
-def rules(demand: Demand, compat: bool) -> Rules:
+def rules(demand: Demand) -> Rules:
     """Raises BadRow where flags cannot be read, or contradict each other or the model's other settings."""
     spec, need = demand.spec, demand.gguf
     if need is None:
         raise BadRow("source", "the sizes of this GGUF model are not known")
-    flags = parse(spec.backend_parameters, first_wins=compat)
+    flags = parse(spec.backend_parameters)
     total = need.sizes.total_layers
     asked = Gguf(
         sizes=need.sizes,
         total=total,
-        layers=_peers_layers(flags, total) if compat else _layers(flags, total),
-        split=_split(flags, compat),
+        layers=_layers(flags, total),
+        split=_split(flags),
         cpu_offloading=bool(spec.cpu_offloading),
         image=need.image,
         sized_for=need.sized_for,
     )
-    if not compat:
-        _check(asked, picked=bool(spec.gpu_ids))
+    _check(asked, picked=bool(spec.gpu_ids))
     per = spec.gpu_selector.gpus_per_replica if spec.gpu_selector else None
     return Rules(
         engine=demand.engine,
@@ -74,12 +73,11 @@ def rules(demand: Demand, compat: bool) -> Rules:
         taking=Taking.SPLIT,
         ram=demand.need.ram,
         ram_static=demand.need.ram_static,
-        gpu_count=(per or len(spec.gpu_ids)) if spec.gpu_ids and not compat else 0,
+        gpu_count=(per or len(spec.gpu_ids)) if spec.gpu_ids else 0,
         distributed=bool(spec.distributed_inference_across_workers) and need.distributable,
         mode="delegated",
         replicas=1 if spec.replicas is None else spec.replicas,
         gguf=asked,
-        compat=compat,
     )
 
 
@@ -112,12 +110,7 @@ def _layers(flags: BackendParameters, total: int) -> int | None:
     return min(int(word), total)
 
 
-def _peers_layers(flags: BackendParameters, total: int) -> int | None:
-    layers = flags.integer(*LAYERS)
-    return None if layers is None else min(layers, total)
-
-
-def _split(flags: BackendParameters, compat: bool) -> tuple[float, ...]:
+def _split(flags: BackendParameters) -> tuple[float, ...]:
     """`--tensor-split`; none where it names one device only."""
     raw = flags.text(*SPLIT)
     if not raw:
@@ -127,9 +120,7 @@ def _split(flags: BackendParameters, compat: bool) -> tuple[float, ...]:
     except ValueError:
         shares = ()
     if not shares or not all(0 <= x < 2**63 for x in shares) or not sum(shares):
-        if compat:
-            return ()
         raise BadRow(COLUMN, f"--{SPLIT[0]} is {raw[:60]!r}, not a list of shares", "as in 3,1")
     while len(shares) > 1 and not shares[-1]:
         shares = shares[:-1]
-    return shares if compat or len(shares) > 1 else ()
+    return shares if len(shares) > 1 else ()

@@ -111,16 +111,14 @@ def _runs(fleet: Fleet, rules: Rules, w: int, s: int) -> bool:
 
 
 def _claim(rules: Rules, total: int, gpu_type: str, count: int) -> int:
-    if rules.compat and rules.taking in (Taking.SPLIT, Taking.AT_LEAST):
-        return int(rules.vram / count)
     return rules.claim(total, gpu_type, count)
 
 
 def _satisfied(rules: Rules, free: int, total: int, u: float, claim: int) -> bool:
     if rules.taking is Taking.SHARE:
         enough = total > 0 and free / total >= u
-        return enough if rules.compat else enough and claim <= free
-    return rules.compat or claim <= free
+        return enough and claim <= free
+    return claim <= free
 
 
 def candidates(
@@ -143,9 +141,7 @@ def candidates(
             parts = _over_workers(workers, count, rules, busy)
             if parts:
                 found.append(_candidate(parts, rules, cards))
-    if not rules.compat:
-        found = [c for c in found if _ram_holds(c, rules, fleet)]
-    return found
+    return [c for c in found if _ram_holds(c, rules, fleet)]
 
 
 def _by_worker(cards: Sequence[Card]) -> list[list[Card]]:
@@ -161,7 +157,7 @@ def _by_worker(cards: Sequence[Card]) -> list[list[Card]]:
 
 def _pick(mine: Sequence[Card], count: int, rules: Rules, turn: int) -> list[Card]:
     good = [c for c in mine if c.satisfied]
-    if len(good) < count or rules.compat:
+    if len(good) < count:
         return [*good, *(c for c in mine if not c.satisfied)][:count]
     last = good[count - 1]
     same = [n for n, c in enumerate(good) if (c.free, c.claim) == (last.free, last.claim)]
@@ -176,10 +172,9 @@ def _over_workers(
     """Main worker with all its cards, then others until there are enough; empty where there are not."""
     if len(workers) < 2:
         return []
-    if not rules.compat:
-        workers = [mine for mine in workers if mine[0].w not in busy]
-        if len(workers) < 2:
-            return []
+    workers = [mine for mine in workers if mine[0].w not in busy]
+    if len(workers) < 2:
+        return []
     parts = [sorted(workers[0], key=lambda c: c.index)]
     taken = len(parts[0])
     for mine in workers[1:]:
@@ -187,15 +182,11 @@ def _over_workers(
             break
         if mine[0].w in busy:
             continue
-        if rules.compat:
-            # the peer orders by what it would book, not by what is free
-            mine = sorted(sorted(mine, key=lambda c: c.index), key=lambda c: -(c.claim / c.total))
-        else:
-            mine = [c for c in mine if c.satisfied] + [c for c in mine if not c.satisfied]
+        mine = [c for c in mine if c.satisfied] + [c for c in mine if not c.satisfied]
         part = list(mine[: count - taken])
-        parts.append(part if rules.compat else sorted(part, key=lambda c: c.index))
+        parts.append(sorted(part, key=lambda c: c.index))
         taken += len(part)
-    if len(parts) < 2 or (taken != count and not rules.compat):
+    if len(parts) < 2 or taken != count:
         return []
     return parts
 
@@ -221,8 +212,7 @@ def _candidate(parts: Sequence[Sequence[Card]], rules: Rules, selected: Sequence
 def effective(used: Sequence[Card], selected: Sequence[Card], rules: Rules) -> int:
     """VRAM that the cards really offer: their free memory, or u of it; only cards with room count."""
     counted = selected if len(used) == len(selected) else used
-    if not rules.compat:
-        counted = [c for c in counted if c.satisfied]
+    counted = [c for c in counted if c.satisfied]
     total = 0.0
     for c in counted:
         total += c.free * (rules.u(c.type) if rules.taking is Taking.SHARE else 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.placement.fit.mindie_flags import FRACTION, Serving, as_the_peer_reads, serving
+from gpustackd.placement.fit.mindie_flags import FRACTION, Serving, serving
 from gpustackd.placement.fit.mindie_world import Ranks, check_model, ranks
 from gpustackd.placement.fit.rules import Rules, Taking, divisors, gpu_count
 
@@ -12,13 +12,13 @@ NPU = "cann"
 LONGEST_BY_DEFAULT = 8192
 
 
-def rules(demand: Demand, compat: bool) -> Rules:
+def rules(demand: Demand) -> Rules:
     """Raises BadRow where a parameter cannot be used, or the model cannot be split as asked."""
     spec, need = demand.spec, demand.need
-    asked = serving_of(demand, compat)
-    r = ranks(asked.sizes, compat=compat)
+    asked = serving_of(demand)
+    r = ranks(asked.sizes)
     count, fixed = gpu_count(spec, r.found)
-    check_model(r, demand.facts.hyper, compat=compat)
+    check_model(r, demand.facts.hyper)
     return Rules(
         engine=Engine.MINDIE,
         vram=need.vram or 0,
@@ -38,22 +38,19 @@ def rules(demand: Demand, compat: bool) -> Rules:
         distributed=spec.distributed_inference_across_workers is not False,
         mode="initialize_later",
         replicas=1 if spec.replicas is None else spec.replicas,
-        compat=compat,
     )
 
 
-def serving_of(demand: Demand, compat: bool) -> Serving:
+def serving_of(demand: Demand) -> Serving:
     """The serving parameters of a model. Raises BadRow."""
     spec, hyper = demand.spec, demand.facts.hyper
-    given = as_the_peer_reads(spec.backend_parameters) if compat else spec.backend_parameters
     length = min(hyper.max_sequence_length, LONGEST_BY_DEFAULT) if hyper else 0
-    return serving(parse(given), spec.env, length)
+    return serving(parse(spec.backend_parameters), spec.env, length)
 
 
-def world_of(demand: Demand, compat: bool) -> Ranks:
+def world_of(demand: Demand) -> Ranks:
     """Parallel sizes of a MindIE model, for selectors that only count cards. Raises BadRow."""
     spec = demand.spec
-    given = as_the_peer_reads(spec.backend_parameters) if compat else spec.backend_parameters
     hyper = demand.facts.hyper
     length = min(hyper.max_sequence_length, LONGEST_BY_DEFAULT) if hyper else LONGEST_BY_DEFAULT
-    return ranks(serving(parse(given), spec.env, length).sizes, compat=compat)
+    return ranks(serving(parse(spec.backend_parameters), spec.env, length).sizes)

@@ -101,11 +101,6 @@ def serving(flags: BackendParameters, env: Mapping[str, str], length: int) -> Se
     return Serving(_fraction(flags, env), sizes)
 
 
-def as_the_peer_reads(parameters: tuple[str, ...]) -> tuple[str, ...]:
-    """Elements that hold a flag and its value parted by a space are not understood there; they drop out."""
-    return tuple(p for p in parameters if not (p.strip().startswith("-") and " " in p.strip().split("=")[0]))
-
-
 # -- single values -------------------------------------------------------------------------------------
 
 

@@ -38,16 +38,15 @@ class Ranks:
         return World(self.world, self.labels) if self.labels and self.world > 0 else None
 
 
-def ranks(sizes: Mapping[str, int], *, compat: bool = False) -> Ranks:
+def ranks(sizes: Mapping[str, int]) -> Ranks:
     """Derive what was not given, then hold all against each other.
 
     `sizes` by the keys of `PARALLEL`, -1 = not given, pp 1. Raises BadRow where they contradict each other.
-    `compat`: a world that is no multiple of its part on one worker passes, as with the peer.
     """
     labels = tuple(k for k in PARALLEL if (sizes[k] > 1 if k == "pp" else sizes[k] > 0))
     r = _derived(sizes, labels)
     _check(r, sizes["dp"])
-    if not compat and r.world > 0 and r.local > 0 and r.world % r.local:
+    if r.world > 0 and r.local > 0 and r.world % r.local:
         raise BadRow(
             COLUMN, f"{r.world} NPUs in all ({'/'.join(labels)}) cannot be divided into workers of {r.local}",
             "the world size must be a multiple of the tensor-parallel size",
@@ -115,14 +114,13 @@ def _clash(problem: str) -> None:
     raise BadRow(COLUMN, problem, "change the parallel sizes of the model")
 
 
-def check_model(r: Ranks, hyper: HyperParameters | None, *, compat: bool = False) -> None:
-    """Raise BadRow where the model cannot be split by these sizes.
-
-    Heads must divide by the tensor-parallel size; the peer (`compat`) asks it of the whole world.
+def check_model(r: Ranks, hyper: HyperParameters | None) -> None:
+    """Raise BadRow where the model cannot be split by these sizes. Heads must divide by
+    the tensor-parallel size.
     """
     heads = hyper.num_attention_heads if hyper else None
     if hyper is not None and heads:
-        by = r.tp if r.pp > 1 or (not compat and r.world > 0) else r.world
+        by = r.tp if r.pp > 1 or r.world > 0 else r.world
         if by > 0 and heads % by:
             _indivisible(f"{heads} attention heads", by, _sizes(r))
         if r.pp == 1:

@@ -61,10 +61,8 @@ def npus(found: Cards, rules: Rules, fleet: Fleet, only: Bools | None = None) ->
     if only is not None:
         eligible &= only
     free = np.where(eligible, found.free, -1)
-    if rules.compat:
-        order = np.argsort(-free, axis=1, kind="stable")
-    else:  # of NPUs that are equally free, the one with less on it
-        order = np.lexsort((fleet.gpu_occupants[found.w], -free), axis=1)
+    # of NPUs that are equally free, the one with less on it
+    order = np.lexsort((fleet.gpu_occupants[found.w], -free), axis=1)
     sums = np.cumsum(np.take_along_axis(np.where(eligible, claim, 0), order, axis=1), axis=1)
     return Npus(mine, eligible, claim, order, np.count_nonzero(eligible, axis=1), sums)
 
@@ -86,11 +84,9 @@ def levels(rules: Rules, slots: int) -> list[int]:
     return [n for n in powers if n == 1 or rules.divisors.allows(n)]
 
 
-def slots_of(found: Npus, r: int, n: int, free: Sequence[int], turn: int, *, compat: bool) -> list[int]:
+def slots_of(found: Npus, r: int, n: int, free: Sequence[int], turn: int) -> list[int]:
     """The n slots that worker r gives; whole blocks of equally free NPUs take turns."""
     order: list[int] = found.order[r].tolist()
-    if compat:
-        return order[:n]
     claim, eligible = found.claim[r].tolist(), found.eligible[r].tolist()
     last = order[n - 1]
     same = [s for s in order if eligible[s] and free[s] == free[last] and claim[s] == claim[last]]

@@ -34,11 +34,8 @@ class Several:
 def sizes(rules: Rules, slots: int) -> list[int]:
     """Numbers of GPUs to try, smallest first."""
     if rules.gpu_count:
-        if not rules.compat:
-            return [rules.gpu_count] if 2 <= rules.gpu_count <= slots else []
-        # the peer goes on to the next number that divides, past the one asked for
-        return list(rules.divisors.allowed(rules.gpu_count, slots)[:1])
-    return list(rules.divisors.allowed(1 if rules.compat else 2, slots))
+        return [rules.gpu_count] if 2 <= rules.gpu_count <= slots else []
+    return list(rules.divisors.allowed(2, slots))
 
 
 def several(
@@ -46,12 +43,10 @@ def several(
 ) -> Several:
     """Look at the cards of type `code` of every worker (those in `within`, (R, S)); of cards that are
     equally free those with less `load` (R, S) are taken first."""
-    if rules.compat and rules.taking is Taking.AT_LEAST:
-        return _all_cards(found, rules, code)
     if rules.grouped and within is None:
         return _by_groups(found, rules, code, load)
     mine = found.type == code
-    enough, least = portions(found, rules, rules.compat and not rules.grouped)
+    enough, least = portions(found, rules)
     enough &= mine
     if within is not None:
         enough &= within
@@ -61,34 +56,27 @@ def several(
     at = np.arange(r)[:, None]
     free = free[at, order]
     claim = np.where(enough, least, 0)
-    if rules.compat and rules.taking in (Taking.SPLIT, Taking.EACH):  # the peer books all that is free
-        claim = np.where(enough, found.free, 0)
     sums = np.cumsum(claim[at, order], axis=1)
     holds = _holds(rules, sums, free)
     tried = np.zeros(s, np.bool_)
     tried[[n - 1 for n in sizes(rules, s)]] = True
     holds &= tried
     holds &= free >= 0
-    if rules.compat:
-        holds &= (np.count_nonzero(mine, axis=1) >= 2)[:, None]
     last = holds.argmax(axis=1)
     rows = at[:, 0]
     fits = holds[rows, last]
-    if rules.taking in (Taking.SPLIT, Taking.AT_LEAST) and not rules.compat:
+    if rules.taking in (Taking.SPLIT, Taking.AT_LEAST):
         claim = np.maximum(claim, (-(-rules.vram // (last + 1)))[:, None])
         sums = np.cumsum(claim[at, order], axis=1)
     booked = sums[rows, last]
-    if not rules.compat:
-        if asks_ram(found, rules):
-            fits &= ram_holds(found, rules, booked, found.ram, found.unified)
-    elif rules.ram_floor:
-        fits &= found.ram >= rules.ram_floor
+    if asks_ram(found, rules):
+        fits &= ram_holds(found, rules, booked, found.ram, found.unified)
     return Several(np.where(fits, last + 1, 0).astype(np.int16), order, booked, claim, enough)
 
 
 def _holds(rules: Rules, sums: Ints, free: Ints) -> Bools:
     """(R, S) whether the first 1, 2, … cards in their order hold the model; both arrays are in that order."""
-    if rules.taking is Taking.SHARE or rules.compat:
+    if rules.taking is Taking.SHARE:
         return sums >= rules.vram
     if rules.taking is Taking.EACH:
         return free >= rules.vram
@@ -99,28 +87,21 @@ def _holds(rules: Rules, sums: Ints, free: Ints) -> Bools:
 def _by_groups(found: Cards, rules: Rules, code: int, load: NDArray[Any] | None) -> Several:
     """Cards with about the same free memory only, the smallest group that serves (selectors spec 10.3)."""
     enough, _ = portions(found, rules)
-    grouped = (found.type == code) & found.usable
-    if not rules.compat:  # a card that is too full does not spoil its group, it takes no part
-        grouped &= enough
-        most = np.where(grouped, found.free, 0).max(axis=1)
-        least = np.where(grouped, found.free, most[:, None]).min(axis=1)
-        if np.all(least >= 0.9 * most):
-            return several(found, rules, code, load, grouped)
+    grouped = (found.type == code) & found.usable & enough  # a card that is too full takes no part
+    most = np.where(grouped, found.free, 0).max(axis=1)
+    least = np.where(grouped, found.free, most[:, None]).min(axis=1)
+    if np.all(least >= 0.9 * most):
+        return several(found, rules, code, load, grouped)
     groups = memory_groups(found.free, grouped)
     r, s = groups.shape
     result = Several(
         np.zeros(r, np.int16), np.tile(np.arange(s), (r, 1)), np.zeros(r, np.int64),
         np.zeros((r, s), np.int64), np.zeros((r, s), np.bool_),
     )  # fmt: skip
-    share = found.share if rules.taking is Taking.SHARE else np.ones(1)
-    # the whole group must offer V / u together
-    offered = np.where(groups >= 0, found.free * share, 0.0)
     for k in range(int(groups.max(initial=-1)) + 1):
         members = groups == k
         fits = (result.count == 0) & (np.count_nonzero(members, axis=1) >= 2)
         fits &= ~np.any(members & ~enough, axis=1)
-        if rules.compat:
-            fits &= np.where(members, offered, 0.0).sum(axis=1) >= rules.vram
         if not fits.any():
             continue
         offer = several(found, rules, code, load, members & fits[:, None])
@@ -150,24 +131,6 @@ def memory_groups(free: Ints, members: Bools) -> NDArray[np.int16]:
         smallest[fresh] = size[fresh]
         groups[rows[here], slot[here]] = number[here]
     return groups
-
-
-def _all_cards(found: Cards, rules: Rules, code: int) -> Several:
-    """The peer's custom backend: every card of the worker, whatever part of it is free."""
-    mine = (found.type == code) & found.usable
-    card = (found.total * found.share).astype(np.int64)
-    if rules.share > 0:
-        card = np.maximum(card, rules.vram)
-        mine &= found.free >= card
-    else:
-        card = np.zeros(found.free.shape, np.int64)
-    n = np.count_nonzero(mine, axis=1)
-    required = np.where(mine, card, 0).sum(axis=1) if rules.share > 0 else rules.vram
-    fits = (n >= 2) & (np.where(mine, found.free, 0).sum(axis=1) >= required) & (found.ram >= rules.ram_floor)
-    claim = np.maximum((rules.vram // np.maximum(n, 1))[:, None], card)
-    order = np.argsort(~mine, axis=1, kind="stable")
-    booked = np.where(mine, claim, 0).sum(axis=1)
-    return Several(np.where(fits, n, 0).astype(np.int16), order, booked, claim, mine)
 
 
 def alike(found: Several, free: Ints) -> tuple[Bools, Bools]:

@@ -68,13 +68,12 @@ class Ask:
         return card.remaining > 0 and card.remaining >= share * card.full
 
 
-def rules(demand: Demand, compat: bool) -> Rules:
+def rules(demand: Demand) -> Rules:
     """Raises BadRow where the selector cannot be used."""
     spec, need = demand.spec, demand.need
-    ask = ask_of(demand, compat)
-    divides = divisors(demand, vision=_splits_vision(demand, ask.backend, compat))
-    if not compat:
-        _check_tp(demand, ask.backend, divides)
+    ask = ask_of(demand)
+    divides = divisors(demand, vision=_splits_vision(demand, ask.backend))
+    _check_tp(demand, ask.backend, divides)
     return Rules(
         engine=demand.engine,
         vram=need.vram or 0,
@@ -89,11 +88,10 @@ def rules(demand: Demand, compat: bool) -> Rules:
         distributed=spec.distributed_inference_across_workers is not False,
         mode="initialize_later" if ask.backend is not Engine.CUSTOM else None,
         replicas=1 if spec.replicas is None else spec.replicas,
-        compat=compat,
     )
 
 
-def ask_of(demand: Demand, compat: bool = False) -> Ask:
+def ask_of(demand: Demand) -> Ask:
     """The selector as a checked value. Raises BadRow naming the field."""
     spec = demand.spec
     raw = spec.gpu_type_selector or {}
@@ -102,7 +100,7 @@ def ask_of(demand: Demand, compat: bool = False) -> Ask:
         raise BadRow(f"{COLUMN}.type", "must name an instance type")
     if spec.gpu_ids:
         raise BadRow(COLUMN, "a pool and hand-picked GPUs exclude each other", "remove one of the selectors")
-    if spec.cluster_id is None and not compat:
+    if spec.cluster_id is None:
         raise BadRow(
             COLUMN, f"instance type {name[:60]!r} means nothing without a cluster", "set the model's cluster"
         )
@@ -114,7 +112,7 @@ def ask_of(demand: Demand, compat: bool = False) -> Ask:
     per = spec.gpu_selector.gpus_per_replica if spec.gpu_selector else None
     if per and per > 1 and not whole:
         raise BadRow("gpu_selector.gpus_per_replica", f"is {per}: a part of a card is one GPU per replica")
-    found = world_of(demand, compat)
+    found = world_of(demand)
     size = found.size if found else 0
     return Ask(
         name, profile, memory, cores, max(size, 1) if whole else 1, size,
@@ -152,41 +150,32 @@ def _percentage(raw: Mapping[str, Any], name: str) -> float | None:
 # -- world size ----------------------------------------------------------------------------------------
 
 
-def world_of(demand: Demand, compat: bool) -> World | None:
-    """Parallel sizes that the engine's flags give. Raises BadRow where they cannot be read (the peer
-    then counts one card)."""
-    try:
-        return _world(demand, compat)
-    except BadRow:
-        if compat:
-            return None
-        raise
-
-
-def _world(demand: Demand, compat: bool) -> World | None:
+def world_of(demand: Demand) -> World | None:
+    """Parallel sizes that the engine's flags give, None where they give none. Raises BadRow where they cannot
+    be read."""
     spec = demand.spec
     backend = spec.effective_backend
     if backend == "vLLM":
-        return vllm.world_size(parse(spec.backend_parameters, first_wins=compat))
+        return vllm.world_size(parse(spec.backend_parameters))
     if backend == "SGLang":
-        return sglang.world_size(parse(spec.backend_parameters, first_wins=compat))
+        return sglang.world_size(parse(spec.backend_parameters))
     if backend == "MindIE":
-        return mindie.world_of(demand, compat).found
+        return mindie.world_of(demand).found
     return None
 
 
-def _splits_vision(demand: Demand, backend: Engine, compat: bool) -> bool:
+def _splits_vision(demand: Demand, backend: Engine) -> bool:
     """Whether the engine splits the vision part with the rest, by its own flags (selectors spec 6.1)."""
-    parameters = parse(demand.spec.backend_parameters, first_wins=compat)
+    parameters = parse(demand.spec.backend_parameters)
     if backend is Engine.VLLM:
-        return vllm.splits_vision(demand, parameters, compat)
+        return vllm.splits_vision(demand, parameters)
     return backend is Engine.SGLANG and not parameters.flag("language-only")
 
 
 def _check_tp(demand: Demand, backend: Engine, divides: Divisors) -> None:
     """Raises BadRow where the model cannot be split by the sizes that its flags give."""
     if backend is Engine.MINDIE:
-        check_model(mindie.world_of(demand, compat=False), demand.facts.hyper)
+        check_model(mindie.world_of(demand), demand.facts.hyper)
         return
     flags = {Engine.VLLM: vllm.TP, Engine.SGLANG: sglang.TP}.get(backend)
     tp = positive(parse(demand.spec.backend_parameters), flags) if flags else None

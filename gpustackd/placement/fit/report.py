@@ -52,15 +52,6 @@ class Report:
                 said[r] = np.isin(indexes, [a.index for a in fit if a.index is not None])
         return said
 
-    def capable(self, node: str) -> bool:
-        """Whether a node serves by the peer's rule: partitions as offered, slicing by software for all else,
-        and anything left at all."""
-        groups = self.groups(node)
-        if groups is None:
-            return True
-        allowed = [g for g in groups if (self.ask.allowed(g) if self.ask.profile else g.logical_count > 0)]
-        return any(a.remaining > 0 for g in allowed for a in g.accelerators)
-
     def changed(self, since: Report, fleet: Fleet) -> Ints:
         """Positions of the workers of which something else is reported than before."""
         old, new = since.nodes, self.nodes

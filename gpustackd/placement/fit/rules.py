@@ -86,7 +86,6 @@ class Rules:
     by_cpu: Callable[[Fleet, Ints], Bools] | None = None
     """(R,) positions where the engine runs without an accelerator; not set = anywhere."""
     replicas: int = 1
-    compat: bool = False
 
     def u(self, gpu_type: str) -> float:
         """The share for one GPU type."""
@@ -111,7 +110,7 @@ class Rules:
     @property
     def ram_floor(self) -> int:
         """RAM that any worker of the placement needs free, whatever VRAM is booked there."""
-        return max(self.ram, self.ram_static or 0) if not self.compat else self.ram
+        return max(self.ram, self.ram_static or 0)
 
 
 def divisors(demand: Demand, vision: bool) -> Divisors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -101,8 +101,3 @@ def placement(fleet: Fleet, rules: Rules, choice: Choice, check: Check) -> Place
         score_parts=choice.scores,
         warnings=choice.warnings,
     )
-
-
-def seat_of(w: int, slots: Sequence[int], claim: Sequence[int], of: int | None = None) -> Seat:
-    """A seat from per-slot claims of its worker."""
-    return Seat(w, tuple(slots), tuple(int(claim[s]) for s in slots), of)

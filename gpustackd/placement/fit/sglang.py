@@ -17,14 +17,14 @@ FRACTION = "mem-fraction-static"
 IMAGE = "image"
 
 
-def rules(demand: Demand, compat: bool) -> Rules:
+def rules(demand: Demand) -> Rules:
     """Raises BadRow where a flag cannot be used or flags contradict each other; it names them."""
     spec, need = demand.spec, demand.need
-    parameters = parse(spec.backend_parameters, first_wins=compat)
+    parameters = parse(spec.backend_parameters)
     count, fixed = gpu_count(spec, world_size(parameters))
     divides = divisors(demand, vision=not parameters.flag("language-only"))
     tp = positive(parameters, TP) or 1
-    _check(parameters, tp, demand, compat)
+    _check(parameters, tp, demand)
     complaint = divides.complaint(tp)
     if complaint is not None:
         raise BadRow(COLUMN, f"--{TP[0]} {tp}: {complaint}", "change the tensor-parallel size")
@@ -33,20 +33,19 @@ def rules(demand: Demand, compat: bool) -> Rules:
         engine=Engine.SGLANG,
         vram=need.vram or 0,
         taking=Taking.EACH if image else Taking.SHARE,
-        share=0.0 if image else fraction(parameters, compat) or 0.0,
+        share=0.0 if image else fraction(parameters) or 0.0,
         share_flag="" if image else FRACTION,
         ram=need.ram,
         ram_static=need.ram_static,
         ram_ratio=need.ram_ratio,
         gpu_count=count,
-        fixed_world=fixed and not compat,
+        fixed_world=fixed,
         divisors=divides,
         distributed=not image and spec.distributed_inference_across_workers is not False,
         grouped=True,
         fewest=False,
         mode="initialize_later",
         replicas=1 if spec.replicas is None else spec.replicas,
-        compat=compat,
     )
 
 
@@ -59,26 +58,22 @@ def world_size(parameters: BackendParameters) -> World | None:
     return world(parameters, sizes)
 
 
-def fraction(parameters: BackendParameters, compat: bool) -> float | None:
+def fraction(parameters: BackendParameters) -> float | None:
     """The fraction that the flag gives; None where it gives none. Raises BadRow outside of (0, 1)."""
     given = parameters.number(FRACTION)
-    if given is not None and not compat and not 0 < given < 1:
+    if given is not None and not 0 < given < 1:
         raise BadRow(COLUMN, f"--{FRACTION} is {given:g}, it must lie between 0 and 1")
     return given
 
 
-def _check(parameters: BackendParameters, tp: int, demand: Demand, compat: bool) -> None:
+def _check(parameters: BackendParameters, tp: int, demand: Demand) -> None:
     pp, dp = positive(parameters, PP) or 1, positive(parameters, DP) or 1
     nodes = positive(parameters, ("nnodes",)) or 1
     for name in ("chunked-prefill-size", "piecewise-cuda-graph-max-tokens", "cuda-graph-max-bs"):
         parameters.integer(name)  # read with the cards, judged here
-    if not compat:
-        positive(parameters, ("cuda-graph-max-bs",))
+    positive(parameters, ("cuda-graph-max-bs",))
     speculative = parameters.text("speculative-algorithm")
-    # the peer does not see a bare switch
-    mixed = parameters.flag("enable-mixed-chunk") and (
-        not compat or parameters.text("enable-mixed-chunk") is not None
-    )
+    mixed = parameters.flag("enable-mixed-chunk")
     heads = (demand.facts.hyper.num_attention_heads or 0) if demand.facts.hyper else 0
     if heads and heads % tp:
         raise BadRow(COLUMN, f"--{TP[0]} {tp}: {heads} heads cannot be split evenly over {tp} GPUs")

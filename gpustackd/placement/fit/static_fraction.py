@@ -54,7 +54,6 @@ def static_fraction(
     shape: Shape,
     vision: Mapping[str, Any] | None,
     model_type: str = "",
-    compat: bool = False,
 ) -> Fraction:
     """The fraction for one GPU type; it may be 0 or less where a card cannot hold what is reserved.
 
@@ -82,7 +81,7 @@ def static_fraction(
     if m > 61_440:
         reserved = max(reserved, 10_240)
     reserved += _speculative(parameters)
-    if _piecewise(parameters, compat):
+    if parameters.flag("enable-piecewise-cuda-graph"):
         reserved += (parameters.integer("piecewise-cuda-graph-max-tokens") or 0) // 4
     value = round((m - reserved) / m, 3) if m else UNKNOWN_CARD
     if vision is not None:
@@ -104,11 +103,6 @@ def _speculative(parameters: BackendParameters) -> int:
     if not algorithm or algorithm == "NGRAM":
         return 0
     return 6144 if algorithm == "STANDALONE" else 2048
-
-
-def _piecewise(parameters: BackendParameters, compat: bool) -> bool:
-    name = "enable-piecewise-cuda-graph"
-    return parameters.flag(name) and (not compat or parameters.text(name) is not None)
 
 
 HIDDEN_OF_TYPE: Mapping[str, int] = {"qwen2_vl": 3584}

@@ -33,14 +33,14 @@ POOLING_LANGUAGE_MODELS = frozenset(
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
-def rules(demand: Demand, compat: bool) -> Rules:
+def rules(demand: Demand) -> Rules:
     """Raises BadRow where a flag cannot be used; it names flag and value."""
     spec = demand.spec
     need = demand.need
-    parameters = parse(spec.backend_parameters, first_wins=compat)
+    parameters = parse(spec.backend_parameters)
     found = world_size(parameters)
     count, fixed = gpu_count(spec, found)
-    divides = divisors(demand, vision=splits_vision(demand, parameters, compat))
+    divides = divisors(demand, vision=splits_vision(demand, parameters))
     tp = positive(parameters, TP)
     complaint = divides.complaint(tp or 0)
     if complaint is not None:
@@ -50,7 +50,7 @@ def rules(demand: Demand, compat: bool) -> Rules:
         topology = Sizes(tp, *(positive(parameters, f) for f in (PP, PCP, DP, DPL)))
         if topology.dp and topology.dpl and topology.dp % topology.dpl:
             raise BadRow(COLUMN, f"--{DP[0]} {topology.dp} is no multiple of --{DPL[0]} {topology.dpl}")
-    u = share(demand, parameters, compat)
+    u = share(demand, parameters)
     return Rules(
         engine=Engine.VLLM,
         vram=need.vram or 0,
@@ -61,13 +61,12 @@ def rules(demand: Demand, compat: bool) -> Rules:
         ram_static=need.ram_static,
         ram_ratio=need.ram_ratio,
         gpu_count=count,
-        fixed_world=fixed and not compat,
+        fixed_world=fixed,
         divisors=divides,
         distributed=spec.distributed_inference_across_workers is not False,
         topology=topology,
         mode="initialize_later",
         replicas=1 if spec.replicas is None else spec.replicas,
-        compat=compat,
     )
 
 
@@ -82,23 +81,21 @@ def world_size(parameters: BackendParameters) -> World | None:
     return world(parameters, (("tp", TP), ("pp", PP), ("pcp", PCP), ("dpl", DPL)))
 
 
-def splits_vision(demand: Demand, parameters: BackendParameters, compat: bool) -> bool:
+def splits_vision(demand: Demand, parameters: BackendParameters) -> bool:
     """Whether the vision tower is split with the rest. A tower with an odd number of heads (25 in InternViT)
     splits by no size that is in use: vLLM then keeps it whole on every GPU, as it does when told to."""
     if parameters.flag("language-model-only"):
         return False
-    if compat:
-        return True
     heads = (demand.facts.hyper.vision_heads or 0) if demand.facts.hyper else 0
     return heads % 2 == 0 and parameters.text("mm-encoder-tp-mode") != "data"
 
 
-def share(demand: Demand, parameters: BackendParameters, compat: bool) -> float:
+def share(demand: Demand, parameters: BackendParameters) -> float:
     """u: the share of every card that vLLM takes; 0 = it takes what the model needs (section 9.2)."""
-    named = architectures(demand, parameters, compat)  # unreadable overrides stop the engine in any case
+    named = architectures(demand, parameters)  # unreadable overrides stop the engine in any case
     given = parameters.number(SHARE)
     if given is not None:
-        if not compat and not 0 < given <= 1:
+        if not 0 < given <= 1:
             raise BadRow(COLUMN, f"--{SHARE} is {given:g}, it must be above 0 and at most 1")
         return given
     categories = demand.categories
@@ -109,10 +106,10 @@ def share(demand: Demand, parameters: BackendParameters, compat: bool) -> float:
     return 0.0
 
 
-def architectures(demand: Demand, parameters: BackendParameters, compat: bool) -> tuple[str, ...]:
+def architectures(demand: Demand, parameters: BackendParameters) -> tuple[str, ...]:
     """The model's architectures, or those that `--hf-overrides` puts in their place."""
     own = demand.facts.hyper.architectures if demand.facts.hyper else ()
-    raw = None if compat else parameters.last_text("hf-overrides")
+    raw = parameters.last_text("hf-overrides")
     if raw is None:
         return own
     try:

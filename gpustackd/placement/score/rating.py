@@ -52,16 +52,9 @@ class Rating:
             self._mine_on_cards(found.w, in_order) if scorer.spread else 0,
             fleet.gpu_occupants[found.w],
         )
-        if self._undeployed:
-            view.all = np.zeros_like(view.all)
         if scorer.looks_at_hosts:
             view.host_free, view.scale = fleet.free[found.w], fleet.largest[1]
         return view
-
-    @property
-    def _undeployed(self) -> bool:
-        """A model that is only planned: the peer counts nobody then, and finds every place as good."""
-        return self.model_id == 0 and self.policy.compat
 
     def _mine_on_cards(self, rows: Ints, in_order: bool) -> Any:
         workers = self.fleet.model_on_gpu.get(self.model_id)
@@ -94,13 +87,11 @@ class Rating:
         """The best of a few ready choices, scored; even scores by fewer hosts, less memory, fewer bytes to
         download, then `turn`. Where the strategy is first fit, by the order of the workers."""
         totals, parts = self.rate([c.seats for c in choices])
-        first = int(np.argmax(totals))
-        if not self.policy.compat:
-            keys = [self._key(c.seats) for c in choices]
-            best = np.flatnonzero(totals >= totals[first] - EPSILON).tolist()
-            least = min(keys[i] for i in best)
-            best = [i for i in best if keys[i] == least]
-            first = best[turn % len(best)]
+        keys = [self._key(c.seats) for c in choices]
+        best = np.flatnonzero(totals >= totals.max() - EPSILON).tolist()
+        least = min(keys[i] for i in best)
+        best = [i for i in best if keys[i] == least]
+        first = best[turn % len(best)]
         also = sorted((i for i in range(len(choices)) if i != first), key=lambda i: -totals[i])
         records = tuple(
             self.record(
@@ -178,7 +169,7 @@ class Rating:
             view.ram_claim = np.array(own, np.int64)[:, None]
         value = self.scorer.taken(view, taken)
         mine = self._mine(rows)
-        others = 0 * mine if self._undeployed else self.fleet.occupants[rows] - mine
+        others = self.fleet.occupants[rows] - mine
         mains = np.flatnonzero(np.diff(of, prepend=-1))
         score = value.copy()
         bare: Bools = ~np.any(taken, axis=1)

@@ -55,7 +55,6 @@ class Scorer:
     maximum: float
     mean_over_gpus: bool = False
     dominant_resource: bool = False
-    compat: bool = False
     mix: Mix = UNKNOWN_MIX
     """What capacity is kept for (fragmentation)."""
 
@@ -144,11 +143,11 @@ class Scorer:
         if not n or self.spread:
             return main
         total = sum(subordinates)
-        score = (5 * main + (n * total if self.compat else total)) / (5 + n)
+        score = (5 * main + total) / (5 + n)
         return float(self._clamped(np.float64(score)))
 
     def _clamped(self, score: Any) -> Floats:
-        return np.asarray(score if self.compat else np.clip(score, 0.0, self.maximum), np.float64)
+        return np.asarray(np.clip(score, 0.0, self.maximum), np.float64)
 
 
 def ratio(part: Any, whole: Any) -> Floats:

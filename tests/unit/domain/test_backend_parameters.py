@@ -27,10 +27,9 @@ def test_every_way_to_write_a_value_is_read(written):
     assert parse(written).integer("tensor-parallel-size", "tp") == 4
 
 
-def test_the_last_occurrence_wins_and_the_first_one_in_compatibility_mode():
+def test_the_last_occurrence_wins():
     written = ["--tp=2", "--tensor-parallel-size", "4"]
     assert parse(written).integer("tensor-parallel-size", "tp") == 4
-    assert parse(written, first_wins=True).integer("tensor-parallel-size", "tp") == 2
 
 
 @pytest.mark.parametrize("number", ["-1", "-.5", "-0.25", "-1e-3"])
@@ -80,7 +79,6 @@ def test_a_number_that_cannot_be_read_is_reported_with_flag_and_value():
         parse(["--tp=two"]).integer("tp")
     with pytest.raises(BadRow, match="--u is 'nan'"):
         parse(["--u=nan"]).number("u")
-    assert parse(["--tp=two"], first_wins=True).integer("tp") is None
 
 
 def test_a_quote_that_does_not_close_is_reported():

@@ -106,7 +106,6 @@ def test_custom_engines_need_ram_of_their_own_and_for_a_local_cache() -> None:
     assert (plain.ram, plain.ram_static) == (2 * GIB, 2 * GIB)
     both = a_model(backend="Custom", extended_kv_cache=cache)
     assert build_demand(both, facts(GIB)).need.ram == 6 * GIB
-    assert build_demand(both, facts(GIB), compat=True).need.ram == 2 * GIB
 
 
 def test_language_models_need_ram_for_a_local_cache_alone() -> None:

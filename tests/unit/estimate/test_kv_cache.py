@@ -44,13 +44,6 @@ def test_the_kind_of_attention_follows_from_the_heads(
     assert attention_of(hyper_parameters(told)) is kind
 
 
-def test_the_peers_reading_needs_both_ranks_and_takes_silence_for_one_head() -> None:
-    lite = hyper_parameters({"num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512})
-    assert attention_of(lite, compat=True) is Attention.MHA
-    silent = hyper_parameters({"num_attention_heads": 12})
-    assert attention_of(silent, compat=True) is Attention.MQA
-
-
 @pytest.mark.parametrize(
     ("name", "per_token"),
     [

@@ -16,12 +16,10 @@ SEVEN_B = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_he
            "max_position_embeddings": 32768}  # fmt: skip
 
 
-def claim(
-    config: dict[str, Any], weights: int | None, *flags: str, compat: bool = False, **columns: Any
-) -> Any:
+def claim(config: dict[str, Any], weights: int | None, *flags: str, **columns: Any) -> Any:
     lora = columns.pop("lora_bytes", 0)
     spec = a_model(backend="MindIE", backend_parameters=list(flags), **columns)
-    return mindie_claim(spec, facts(weights, config, lora_bytes=lora), compat=compat)
+    return mindie_claim(spec, facts(weights, config, lora_bytes=lora))
 
 
 def test_seven_billion_parameters_with_the_defaults() -> None:
@@ -53,13 +51,9 @@ def test_a_short_sequence_and_adapters() -> None:
     assert found.vram == 61_213_769_728
 
 
-def test_latent_attention_by_the_peers_formula_and_by_the_true_one() -> None:
+def test_latent_attention_keeps_one_vector_of_a_token() -> None:
     config = KNOWN["deepseek-ai/DeepSeek-R1"]["hf_config"]
-    peer = claim(config, 0, compat=True)
-    assert (peer.kv_cache, peer.computation) == (255_852_544, 799_539_200)
-    assert peer.vram == 4_276_617_216
-    true = claim(config, 0)
-    assert round(true.kv_cache / GIB, 2) == 0.54
+    assert round(claim(config, 0).kv_cache / GIB, 2) == 0.54
 
 
 def test_quantised_cache_and_activations_take_a_byte_each() -> None:
@@ -82,7 +76,6 @@ def test_multimodal_models_are_corrected_from_this_version_on(version: str) -> N
 def test_older_versions_are_not_corrected_and_an_unset_one_is_the_newest() -> None:
     assert claim(VISION, 0, backend_version="2.1.rc2").kv_cache == 469_762_048
     assert claim(VISION, 0).kv_cache == 117_440_512
-    assert claim(VISION, 0, compat=True).kv_cache == 469_762_048
 
 
 @pytest.mark.parametrize(
@@ -116,7 +109,6 @@ def test_the_footprint_may_be_set() -> None:
 
 def test_the_type_on_the_command_line_counts() -> None:
     assert claim(SEVEN_B, 0, "--dtype=float32").kv_cache == 2 * 469_762_048
-    assert claim(SEVEN_B, 0, "--dtype=float32", compat=True).kv_cache == 469_762_048
     assert claim({**SEVEN_B, "torch_dtype": "float32"}, 0).kv_cache == 2 * 469_762_048
 
 

@@ -19,12 +19,10 @@ A100 = {
 }
 
 
-def policy(
-    detail: dict[str, Any] | None = None, devices: Any = None, *, compat: bool = False, name: str = "pool"
-) -> Policy:
+def policy(detail: dict[str, Any] | None = None, devices: Any = None, *, name: str = "pool") -> Policy:
     """A policy that knows one pool in cluster 1."""
     types = [instance_type(name, 1, A100 if detail is None else detail)]
-    return Policy(compat=compat, pools=Pools.of(types, {1: devices}))
+    return Policy(pools=Pools.of(types, {1: devices}))
 
 
 def node(*remaining: int, logical: int = 8, profiles: int = 0, product: str = "A100") -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.domain.paths import PathKnowledge, Presence
-from gpustackd.placement.filters import chain
 from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy
 from tests.fleets import ask, demand, fleet, model, place, refused
@@ -23,10 +22,10 @@ def local(need: float = 8, **fields: Any) -> Demand:
     return demand(need, model(source=Source.LOCAL_PATH, local_path=PATH, **fields))
 
 
-def said(*answers: Presence | None, shared: bool = False, files: Any = None, compat: bool = False) -> Policy:
+def said(*answers: Presence | None, shared: bool = False, files: Any = None) -> Policy:
     """What workers 1, 2, … said (None = were not asked)."""
     known = {n: a for n, a in enumerate(answers, 1) if a is not None}
-    return Policy(paths={PATH: PathKnowledge(known, shared)}, ready_files=files or {}, compat=compat)
+    return Policy(paths={PATH: PathKnowledge(known, shared)}, ready_files=files or {})
 
 
 def kept(policy: Policy, wanted: Demand | None = None, workers: int = 3) -> list[str]:
@@ -115,21 +114,3 @@ def test_a_path_of_any_length_makes_no_flood():
     wanted = demand(8, model(source=Source.LOCAL_PATH, local_path=path))
     policy = Policy(paths={path: PathKnowledge({1: MISSING})})
     assert len(refused(fleet("1x1xA-24"), wanted, policy=policy).message) < 600
-
-
-# -- the peer's rule ---------------------------------------------------------------------------------------
-
-
-def test_the_peer_looks_at_hand_picked_gpus_alone_and_takes_silence_for_absence():
-    def bits(wanted: Demand, policy: Policy) -> list[bool]:
-        on = fleet("3x1xA-24")
-        filters = chain.chain(wanted, policy)
-        path = [f for f in filters if f.name == "local_path"]
-        for f in path:
-            f.renew(policy)  # type: ignore[attr-defined]
-        rows = on.positions_by_id()
-        return [bool(k) for k in path[0].keep(on, rows)] if path else [True] * 3
-
-    policy = said(HERE, MISSING, SILENT, shared=True, compat=True)
-    assert bits(local(), policy) == [True, True, True]
-    assert bits(local(gpu_ids=["w1:cuda:0", "w2:cuda:0", "w3:cuda:0"]), policy) == [True, False, False]

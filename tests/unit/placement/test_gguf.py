@@ -6,9 +6,7 @@ import pytest
 
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
-from gpustackd.placement.decide import candidates
 from gpustackd.placement.memo import Memo
-from gpustackd.placement.policy import Policy
 from gpustackd.store.postgres import ledger
 from tests import fleets
 from tests.fleets import GIB, fleet, model, occupy, place, refused, seats
@@ -305,11 +303,11 @@ def test_a_card_that_fills_up_is_seen():
     assert fleets.ask(on, layered(MIDDLE), memo=memo).placement.strategy == "one_worker"
 
 
-def test_candidates_list_every_gpu_and_the_best_of_every_worker():
+def test_instances_in_a_row_turn_to_every_gpu_and_every_worker_that_is_as_good():
     on = fleet("2x2x4090-24")
-    assert len(candidates(on, layered(SMALL), Policy())) == 4
-    assert len(candidates(on, layered(MIDDLE), Policy())) == 2
-    assert len(candidates(on, layered(LARGE, cpu_offloading=True), Policy())) == 2
+    for wanted, ways in ((layered(SMALL), 4), (layered(MIDDLE), 2), (layered(LARGE, cpu_offloading=True), 2)):
+        found = [fleets.ask(on, wanted, name=f"m-{n}").placement for n in range(8)]
+        assert len({tuple(fleets.seats(p)) for p in found}) == ways
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))

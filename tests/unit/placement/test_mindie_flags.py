@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpustackd.domain.backend_parameters import parse
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit.mindie_flags import as_the_peer_reads, serving
+from gpustackd.placement.fit.mindie_flags import serving
 
 
 def read(*flags: str, length: int = 8192, **env: str):
@@ -34,11 +34,6 @@ def test_nothing_given_means_eight_tenths_and_undetermined_sizes():
 )
 def test_a_size_may_be_written_in_many_ways_and_the_last_one_wins(flags):
     assert read(*flags).sizes["tp"] == 4
-
-
-def test_the_peer_does_not_understand_a_flag_and_its_value_in_one_element():
-    given = ("--tensor-parallel-size 4", "--npu-memory-fraction=0.5", '--models={"a": 1}')
-    assert as_the_peer_reads(given) == given[1:]
 
 
 def test_the_fraction_comes_from_the_flag_then_from_the_environment():

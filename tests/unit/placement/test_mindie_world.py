@@ -11,8 +11,8 @@ from gpustackd.placement.fit.mindie_world import Ranks, check_model, ranks
 NONE = {"pp": 1, "tp": -1, "dp": -1, "cp": -1, "sp": -1, "moe_tp": -1, "moe_ep": -1}
 
 
-def derive(compat: bool = False, **given: int) -> Ranks:
-    return ranks(NONE | given, compat=compat)
+def derive(**given: int) -> Ranks:
+    return ranks(NONE | given)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,8 @@ def test_sizes_that_contradict_each_other_are_refused_with_their_values(given, s
 
 
 def test_a_world_that_is_no_multiple_of_its_part_on_a_worker_is_refused_up_front():
-    """The peer lets it pass, and finds no workers then."""
     with pytest.raises(BadRow, match="cannot be divided into workers of 8"):
         derive(tp=8, moe_ep=4)
-    found = derive(compat=True, tp=8, moe_ep=4)
-    assert (found.world, found.local) == (4, 8)
 
 
 HEADS = HyperParameters(num_attention_heads=40, vocab_size=152064)
@@ -117,7 +114,5 @@ def test_the_model_must_split_by_the_sizes(hyper, given, said):
 @pytest.mark.parametrize(
     "given", [{"dp": 16, "tp": 4}, {"cp": 16, "tp": 4}, {"moe_ep": 16, "tp": 4, "moe_tp": 4}]
 )
-def test_heads_divide_by_the_tensor_parallel_size_the_peer_asks_it_of_the_world(given):
+def test_heads_divide_by_the_tensor_parallel_size_not_by_the_world(given):
     check_model(derive(**given), HEADS)
-    with pytest.raises(BadRow, match="world 64"):
-        check_model(derive(compat=True, **given), HEADS, compat=True)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from gpustackd.domain.model_spec import Strategy
-from gpustackd.placement.decide import candidates
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.score.locality import Warm
 from gpustackd.placement.score.strategy import Scorer, Seats, spread_card, spread_worker
@@ -16,9 +15,9 @@ from tests.fleets import ask, demand, fleet, model, occupy, place, seats
 GIB = 2**30
 
 
-def binpack(claims, frees, ram_claim, ram_free, compat=True):
+def binpack(claims, frees, ram_claim, ram_free):
     """Score of cards on one worker, sizes in GiB."""
-    scorer = Scorer(Strategy.BINPACK, 100, compat=compat)
+    scorer = Scorer(Strategy.BINPACK, 100)
     as_row = lambda x: np.array([x]) * GIB  # noqa: E731
     view = Seats(
         as_row(claims), as_row(frees), as_row(frees), ram_claim * GIB, np.array([[ram_free * GIB]]), 0, 0
@@ -42,22 +41,19 @@ def test_binpack_scores_cards(claims, frees, ram_claim, ram_free, score):
 
 
 @pytest.mark.parametrize(
-    ("main", "subordinates", "peer", "ours"),
+    ("main", "subordinates", "total"),
     [
-        (35, [36.67, 53.33], 50.71, (5 * 35 + 90) / 7),  # E3
-        (35, [36.67, 53.33, 36.67, 53.33], 99.44, (5 * 35 + 180) / 9),  # E4
-        (63.33, [63.33] * 4, 147.78, 63.33),  # E5
+        (35, [36.67, 53.33], (5 * 35 + 90) / 7),  # E3
+        (35, [36.67, 53.33, 36.67, 53.33], (5 * 35 + 180) / 9),  # E4
+        (63.33, [63.33] * 4, 63.33),  # E5
     ],
 )
-def test_splitting_over_hosts_is_no_gain_but_in_compatibility_mode(main, subordinates, peer, ours):
-    assert Scorer(Strategy.BINPACK, 100, compat=True).several_workers(main, subordinates) == pytest.approx(
-        peer, abs=0.02
-    )
-    assert Scorer(Strategy.BINPACK, 100).several_workers(main, subordinates) == pytest.approx(ours)
+def test_splitting_over_hosts_is_no_gain(main, subordinates, total):
+    assert Scorer(Strategy.BINPACK, 100).several_workers(main, subordinates) == pytest.approx(total)
 
 
 def test_scores_are_clamped():
-    assert binpack([60], [24], 2, 40, compat=False) == 100
+    assert binpack([60], [24], 2, 40) == 100
 
 
 def test_binpack_without_gpus_never_divides_by_zero():
@@ -219,4 +215,9 @@ def test_a_decision_keeps_its_best_candidates():
     outcome = ask(fleet("9x4xA-24"), demand(8))
     assert len(outcome.candidates) == 5
     assert outcome.candidates[0]["worker"] == outcome.placement.parts[0].worker_name
-    assert len(candidates(fleet("9x4xA-24"), demand(8), Policy())) == 36
+
+
+def test_instances_in_a_row_that_cannot_see_each_other_turn_to_every_even_gpu():
+    on = fleet("9x4xA-24")
+    taken = {tuple(seats(ask(on, demand(8), name=f"m-{n}").placement)) for n in range(36)}
+    assert len(taken) == 36

@@ -256,7 +256,7 @@ def test_a_maximum_of_nothing_or_less_switches_the_strategy_off() -> None:
     ],
 )
 def test_a_demand_has_a_shape(wanted: Demand, largest: int, shaped: tuple[int, float, float] | None) -> None:
-    found = shape(rules_of(wanted, False), largest * GIB)
+    found = shape(rules_of(wanted), largest * GIB)
     if shaped is None:
         assert found is None
         return
@@ -265,7 +265,7 @@ def test_a_demand_has_a_shape(wanted: Demand, largest: int, shaped: tuple[int, f
 
 
 def test_larger_demands_have_larger_magnitudes() -> None:
-    sizes = [magnitude(rules_of(cards(n, Strategy.SPREAD), False), 24 * GIB) for n in (1, 2, 3, 4)]
+    sizes = [magnitude(rules_of(cards(n, Strategy.SPREAD)), 24 * GIB) for n in (1, 2, 3, 4)]
     assert sizes == sorted(set(sizes))
 
 

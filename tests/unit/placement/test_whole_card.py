@@ -5,18 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.outcome import Check, Cure
-from gpustackd.placement.decide import candidates
 from gpustackd.placement.fit.pool import ask_of
 from gpustackd.placement.memo import Memo
 from tests.fleets import GIB, ask, fleet, occupy, place, refused, seats
 from tests.unit.placement.pools import A100, node, policy, whole
 
 EIGHTY = 85_899_345_920
-
-
-def listed(on, wanted, known=None):
-    found = candidates(on, wanted, known or policy(compat=True))
-    return [[(p.worker_name, p.vram) for p in c.parts] for c in found]
 
 
 @pytest.mark.parametrize(
@@ -35,10 +29,9 @@ def test_cards_of_a_member_are_the_world_size(flags, fields, cards):
     assert ask_of(whole(30, *flags, **fields)).cards == cards
 
 
-def test_a_flag_that_cannot_be_read_is_named_the_peer_counts_one_card():
+def test_a_flag_that_cannot_be_read_is_named():
     wanted = whole(30, "--tensor-parallel-size=0")
     assert "--tensor-parallel-size is 0" in refused(fleet("1x2xA100-80"), wanted, policy=policy()).message
-    assert ask_of(wanted, compat=True).cards == 1
 
 
 def test_four_cards_of_80_are_claimed_on_a_worker_that_has_them():
@@ -47,7 +40,6 @@ def test_four_cards_of_80_are_claimed_on_a_worker_that_has_them():
     placed = place(on, wanted, policy=policy())
     assert placed.parts[0].worker_name == "w2"
     assert placed.parts[0].vram == (EIGHTY,) * 4
-    assert listed(fleet("1x2xA100-80 + 1x8xA100-80"), wanted) == [[("w2", (EIGHTY,) * 4)]]
 
 
 def test_whole_cards_are_committed_only_as_they_were_seen():
@@ -66,7 +58,6 @@ def test_a_card_that_anything_sits_on_is_no_whole_card():
     assert "w1 has most untouched ones, 0, needed 1" in outcome.message
     assert outcome.reasons[-1].code == "pool.in_use"
     assert Cure.CAPACITY in outcome.cures
-    assert len(listed(on, whole(30))) == 1  # the peer looks at no booking
 
 
 def test_the_whole_card_is_booked_so_that_nothing_else_comes_to_it():
@@ -103,7 +94,6 @@ def test_100_gib_on_one_card_are_refused_with_the_tensor_parallel_size_that_woul
         1,
     )
     assert Cure.MODEL in outcome.cures
-    assert listed(fleet("1x8xA100-80"), whole(100)) == []
 
 
 def test_the_suggested_size_is_the_smallest_power_of_two():
@@ -116,7 +106,6 @@ def test_whole_cards_never_spread_over_workers():
     on = fleet("4x2xA100-80")
     outcome = refused(on, whole(100, "-tp", "4"), policy=policy())
     assert "no worker has 4 cards of A100, the most on one is 2" in outcome.message
-    assert listed(on, whole(100, "-tp", "4")) == []
 
 
 def test_an_untouched_card_is_one_of_which_the_cluster_says_so_too():
@@ -128,10 +117,9 @@ def test_an_untouched_card_is_one_of_which_the_cluster_says_so_too():
     assert "2 untouched cards" in outcome.message
 
 
-def test_software_slicing_is_not_asked_for_whole_cards_the_peer_asks_for_it():
+def test_software_slicing_is_not_asked_for_whole_cards():
     devices = {"w1": node(100, logical=0)}
     on = fleet("1x1xA100-80")
-    assert listed(on, whole(30), policy(devices=devices, compat=True)) == []
     assert place(on, whole(30), policy=policy(devices=devices)).gpu_count == 1
 
 
@@ -139,7 +127,6 @@ def test_the_model_is_held_against_what_the_cards_really_hold():
     on = fleet("1x1xA100-79")
     outcome = refused(on, whole(79.5), policy=policy())
     assert outcome.reasons[-1].code == "pool.cards_too_small"
-    assert listed(on, whole(79.5)) == [[("w1", (EIGHTY,))]]
 
 
 def test_a_pool_of_an_accelerator_that_reports_no_memory_waits_for_it():

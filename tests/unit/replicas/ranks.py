@@ -85,8 +85,8 @@ def six(layers: bool = False) -> list[Replica]:
     ]
 
 
-def places(on: Fleet, strategy: Strategy = Strategy.BINPACK, *, compat: bool = False) -> PlacementScores:
-    return PlacementScores(on, MODEL, strategy, 1.0, compat)
+def places(on: Fleet, strategy: Strategy = Strategy.BINPACK) -> PlacementScores:
+    return PlacementScores(on, MODEL, strategy, 1.0)
 
 
 def order(

@@ -25,12 +25,11 @@ EXECUTED = [
 ]
 
 
-@pytest.mark.parametrize("compat", [True, False])
 @pytest.mark.parametrize(("strategy", "layers", "total", "expected"), EXECUTED)
 def test_the_executed_rankings_come_out_to_four_digits(
-    strategy: Strategy, layers: bool, total: float | None, expected: dict[int, float], compat: bool
+    strategy: Strategy, layers: bool, total: float | None, expected: dict[int, float]
 ) -> None:
-    where = places(fleet(), strategy, compat=compat)
+    where = places(fleet(), strategy)
     weights = RetentionWeights(total=total)
     found = scores(six(layers), weights, where)
     assert {i: round(v, 4) for i, v in found.items()} == expected
@@ -123,8 +122,6 @@ def test_equal_scores_go_by_what_is_lost_least() -> None:
         row(8, "PENDING", None),
     ]
     assert order([replica(r) for r in rows], places(fleet()), flat) == [8, 7, 6, 5, 4, 3, 2, 1]
-    kept = ranked([replica(r) for r in rows], flat, places(fleet()), compat=True)
-    assert [r.id for r in kept] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_what_other_models_hold_decides_whom_binpack_takes() -> None:
@@ -185,14 +182,11 @@ SAD: Any = st.one_of(
         max_size=6,
     ),
     st.sampled_from(list(Strategy)),
-    st.booleans(),
 )  # fmt: skip
-def test_no_row_keeps_the_others_from_being_ranked(
-    rows: list[dict[str, Any]], strategy: Strategy, compat: bool
-) -> None:
+def test_no_row_keeps_the_others_from_being_ranked(rows: list[dict[str, Any]], strategy: Strategy) -> None:
     candidates = [replica(row(1, "RUNNING"))]
     candidates += [replica({"id": 100 + n, "created": 0.0, **r}) for n, r in enumerate(rows)]
-    where = places(fleet(), strategy, compat=compat)
+    where = places(fleet(), strategy)
     found = scores(candidates, RetentionWeights(), where)
     assert {r.id for r in ranked(candidates, RetentionWeights(), where)} == {c.id for c in candidates}
     assert all(v == v and v >= 0 for v in found.values())
