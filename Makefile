@@ -32,7 +32,7 @@ test: setup ## the test suite, against a real PostgreSQL
 check: setup format lint types layers schema ## format, lint, types, layers, migrations in step with tables
 
 format: setup
-	@echo "== format"; $(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --diff --quiet | head -n 60; echo "mend it with: $(BIN)/ruff format" >&2; exit 1; }
+	@echo "== format"; $(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --diff --quiet | head -n 60; echo "fix it with: $(BIN)/ruff format" >&2; exit 1; }
 
 lint: setup
 	@echo "== lint"; $(BIN)/ruff check --quiet --output-format=concise

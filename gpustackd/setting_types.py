@@ -79,6 +79,17 @@ def parse_address(value: Any) -> Any:
     return Address(host or "0.0.0.0", int(port))  # noqa: S104 - only where it was asked for
 
 
+def _switch(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("must be true or false")
+
+
 def _no_switch(value: Any) -> Any:
     # TOML's true would otherwise count as 1
     if isinstance(value, bool):
@@ -88,6 +99,7 @@ def _no_switch(value: Any) -> Any:
 
 Number = Annotated[float, BeforeValidator(_no_switch), Field(allow_inf_nan=False)]
 
+Switch = Annotated[bool, BeforeValidator(_switch)]
 Lower = BeforeValidator(_lower)
 Count = Annotated[int, BeforeValidator(_no_switch), Field(ge=1)]
 LONGEST = 10.0 * 365 * 86400

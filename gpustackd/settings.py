@@ -5,19 +5,17 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
 from gpustackd.errors import UsageError
-from gpustackd.placement.preferences import PREFERENCES
 from gpustackd.setting_types import (
     LONGEST,
     Address,
@@ -28,53 +26,40 @@ from gpustackd.setting_types import (
     NotNegative,
     Number,
     Seconds,
+    Switch,
     TimeZone,
     Token,
     WebUrl,
 )
 
 PREFIX = "GPUSTACKD_"
-KNOB_PREFIX = "GPUSTACK_"
 CONFIG = "GPUSTACKD_CONFIG"
-NOT_OURS = ("GPUSTACKD_TEST_", "GPUSTACKD_PEER_")
+TEST_PREFIXES = ("GPUSTACKD_TEST_", "GPUSTACKD_PEER_")
 """Variables of the test suite: neither settings nor mistakes."""
 
 PG_VARIABLES = ("PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 """Any of these says where a database is; the driver reads them, and PGPASSWORD, PGPASSFILE, PGSSL*."""
 
+CLUSTER_PREFIX = "GPUSTACK_"
+CLUSTER_SETTINGS = ("scheduler_", "worker_heartbeat_", "model_instance_")
+"""Settings that begin so have the prefix `GPUSTACK_`: operators of such clusters have set them already."""
 
-class Knobs(BaseModel):
-    """Weights and windows under the names that GPUStack gives them (`GPUSTACK_` + the field's name).
-
-    Maximum scores of 0 or less take their scorer out. Windows are seconds.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    scheduler_scale_up_placement_max_score: Number = 100.0
-    scheduler_scale_up_locality_max_score: Number = 5.0
-    scheduler_pairing_affinity_max_score: Number = 200.0
-    scheduler_topology_proximity_max_score: Number = 150.0
-    scheduler_group_pair_locality_weight: Number = 1.0
-    scheduler_group_file_locality_weight: Number = 0.3
-    scheduler_group_candidate_limit: Count = 16
-    scheduler_drain_window_seconds: Number = 60.0
-    """0 or less deletes at once."""
-    scheduler_scale_down_status_max_score: Number = 100.0
-    scheduler_scale_down_offload_max_score: Number = 10.0
-    scheduler_scale_down_placement_max_score: Number = 1.0
-    scheduler_scale_down_pairing_max_score: Annotated[Number, Field(lt=50)] = 20.0
-    """Below 50: half the status score, so that pairing never outranks a state."""
-    scheduler_gather_blocked_dwell_seconds: NotNegative = 120.0
-    model_instance_reschedule_grace_period: NotNegative = 300.0
-    worker_heartbeat_interval: Seconds = 30.0
-    worker_heartbeat_grace_period: Seconds = 150.0
+GROUP_VARIABLES = (
+    "GPUSTACK_SCHEDULER_PAIRING_AFFINITY_MAX_SCORE",
+    "GPUSTACK_SCHEDULER_TOPOLOGY_PROXIMITY_MAX_SCORE",
+    "GPUSTACK_SCHEDULER_GROUP_PAIR_LOCALITY_WEIGHT",
+    "GPUSTACK_SCHEDULER_GROUP_FILE_LOCALITY_WEIGHT",
+    "GPUSTACK_SCHEDULER_GROUP_CANDIDATE_LIMIT",
+    "GPUSTACK_SCHEDULER_GATHER_BLOCKED_DWELL_SECONDS",
+)
+"""How groups of instances are placed together, which gpustackd does not do: ignored, with a warning."""
+IGNORED = "gpustackd does not place groups of instances together, so these settings have no effect"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Every setting, once, immutable. Durations are seconds. Made by `load`, never by itself."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     database_url: DatabaseUrl | None = None
     listen_database_url: DatabaseUrl | None = None
@@ -84,18 +69,19 @@ class Settings(BaseSettings):
     lease: Annotated[Number, Field(ge=1, le=LONGEST)] = 30.0
     pickup_window: Seconds = 60.0
     unreachable_window: Seconds = 900.0
-    """How long an instance that nobody reports is waited for on a worker that beats."""
+    """How long to wait for an instance that nobody reports on a worker that sends heartbeats."""
     restart_backoff: Seconds = 10.0
-    """Before the second restart of an instance that fails; later ones twice as long each, up to 30 times."""
+    """Before the second restart of an instance that fails; doubled for each later one, up to 30 times."""
     stable_window: Seconds = 600.0
-    """Of running, after which earlier failures are history."""
+    """An instance that ran for this long has its earlier failures forgotten."""
     avoid_window: Seconds = 1800.0
-    """For which any other place is preferred to one where an instance failed again and again."""
+    """For how long any other place is preferred to one where an instance failed again and again."""
     drain_window: NotNegative = 0.0
-    """How long a surplus replica of a model without roles drains before it is deleted; groups have a knob."""
+    """How long a surplus replica of a model without roles drains before it is deleted; for members of a group
+    `scheduler_drain_window_seconds` says it."""
     placement_strategy: Annotated[Strategy, Lower] = Strategy.SPREAD
     queue_order: Annotated[Literal["priority", "decreasing"], Lower] = "priority"
-    """Who of those that wait is decided first: by priority and age, or within a priority the largest."""
+    """Which waiting instance is decided first: by priority and age, or the largest within a priority."""
     commit_check: Annotated[Check, Lower] = Check.FITS
     foreign_memory: Annotated[Literal["ignore", "avoid"], Lower] = "ignore"
     http: HttpAddress = Address("127.0.0.1", 9480)
@@ -109,25 +95,33 @@ class Settings(BaseSettings):
     """Calendar of scaling windows; None = the database's."""
     replica: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """Name in logs and records; None = host and process id."""
-    prefer: frozenset[str] = frozenset()
-    """Names of `PREFERENCES` that are on."""
-    knobs: Knobs = Knobs()
+    prefer_mean_over_gpus: Switch = False
+    """`binpack` scores several GPUs of one worker by their mean, not by the best of them."""
+    prefer_dominant_resource: Switch = False
+    """`binpack` scores a GPU by the scarcer of RAM and VRAM, not by a weighted mean of both."""
+    prefer_draft_weights: Switch = False
+    """The claim of a model with a draft model counts the draft's weights."""
+
+    scheduler_scale_up_placement_max_score: Number = 100.0
+    scheduler_scale_up_locality_max_score: Number = 5.0
+    """0 or less: where a model's files are has no weight."""
+    scheduler_drain_window_seconds: Number = 60.0
+    """0 or less deletes at once."""
+    scheduler_scale_down_status_max_score: Number = 100.0
+    scheduler_scale_down_offload_max_score: Number = 10.0
+    scheduler_scale_down_placement_max_score: Number = 1.0
+    scheduler_scale_down_pairing_max_score: Annotated[Number, Field(lt=50)] = 20.0
+    """Below 50: half the status score, so that pairing never outranks a state."""
+    model_instance_reschedule_grace_period: NotNegative = 300.0
+    worker_heartbeat_interval: Seconds = 30.0
+    worker_heartbeat_grace_period: Seconds = 150.0
+
     pg_environment: bool = False
     """Whether PG* variables name a database."""
     pg_options: str | None = None
     """PGOPTIONS, which the driver does not read by itself."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Values come in through `load` alone: it knows where each came from, and says so."""
-        return (init_settings,)
+    ignored: tuple[str, ...] = ()
+    """Those of GROUP_VARIABLES that are set."""
 
     def require_database(self) -> str:
         """The database's URL, password included, for the driver. Raise UsageError where none is set."""
@@ -152,10 +146,17 @@ class Settings(BaseSettings):
         return f"{text}{mark}options={quote(self.pg_options)}"
 
 
-_INNER = {"prefer", "knobs", "pg_environment", "pg_options"}
-_FIELDS = {name: PREFIX + name.upper() for name in Settings.model_fields if name not in _INNER}
-_FIELDS["hf_endpoint"] = "HF_ENDPOINT"
-_KNOBS = {name: KNOB_PREFIX + name.upper() for name in Knobs.model_fields}
+_FROM_ENVIRONMENT = {"pg_environment", "pg_options", "ignored"}
+
+
+def _variable(name: str) -> str:
+    if name == "hf_endpoint":
+        return "HF_ENDPOINT"
+    return (CLUSTER_PREFIX if name.startswith(CLUSTER_SETTINGS) else PREFIX) + name.upper()
+
+
+VARIABLES = {name: _variable(name) for name in Settings.model_fields if name not in _FROM_ENVIRONMENT}
+"""Key of the file -> name of the variable, for every setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,49 +167,40 @@ class _Given:
     where: str
 
 
-def variables(preferences: Sequence[str] = PREFERENCES) -> dict[str, str]:
-    """Key of the file -> name of the variable, for every setting."""
-    return {**_FIELDS, **_KNOBS, **{name: PREFIX + name.upper() for name in preferences}}
-
-
-def load(
-    config: Path | str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    preferences: Sequence[str] = PREFERENCES,
-) -> Settings:
+def load(config: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """Read every layer and check it. `config` is the `--config` flag, else GPUSTACKD_CONFIG names the file;
     `overrides` are the flags by field name, None = not given.
 
     A key of the file is the variable's name, as it is or in lower case without its prefix
     (`pool_size`, `scheduler_drain_window_seconds`). Raise one UsageError that names everything wrong.
     """
-    known = variables(preferences)
     problems: list[str] = []
     given: dict[str, _Given] = {}
+    ignored = [name for name in GROUP_VARIABLES if os.environ.get(name)]
     path = config or os.environ.get(CONFIG)
     if path:
-        given |= _file_layer(Path(path), known, problems)
-    given |= _environment_layer(known, problems)
+        given |= _file_layer(Path(path), problems, ignored)
+    given |= _environment_layer(problems)
     for name, value in (overrides or {}).items():
         if value is not None:
             given[name] = _Given(value, f"--{name.replace('_', '-')}")
-            if name not in known:
-                problems.append(f"{given.pop(name).where}: no such setting{_hint(name, known)}")
-    settings = _check(given, preferences, problems)
+            if name not in VARIABLES:
+                problems.append(f"{given.pop(name).where}: unknown setting{_hint(name, VARIABLES)}")
+    settings = _check(given, tuple(dict.fromkeys(ignored)), problems)
     if settings is None:
-        raise UsageError("\n  ".join(("nothing was started, the settings are wrong:", *problems)))
+        raise UsageError("\n  ".join(("invalid settings:", *problems)))
     return settings
 
 
 _LONGEST_FILE = 1_000_000
 
 
-def _file_layer(path: Path, known: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
+def _file_layer(path: Path, problems: list[str], ignored: list[str]) -> dict[str, _Given]:
     try:
         with path.open("rb") as file:
             raw = file.read(_LONGEST_FILE + 1)
         if len(raw) > _LONGEST_FILE:
-            problems.append(f"{path}: is longer than the {_LONGEST_FILE} bytes that are read")
+            problems.append(f"{path}: is longer than {_LONGEST_FILE} bytes")
             return {}
         content = tomllib.loads(raw.decode("utf-8"))
     except OSError as error:
@@ -217,12 +209,16 @@ def _file_layer(path: Path, known: Mapping[str, str], problems: list[str]) -> di
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         problems.append(f"{path}: is not TOML: {error}")
         return {}
-    by_variable = {variable: name for name, variable in known.items()}
+    by_variable = {variable: name for name, variable in VARIABLES.items()}
     given: dict[str, _Given] = {}
     for key, value in content.items():
         name = by_variable.get(key, key)
-        if name not in known:
-            problems.append(f"{key} in {path}: no such setting{_hint(key, [*known, *by_variable])}")
+        if (variable := _variable(key.removeprefix(CLUSTER_PREFIX).lower())) in GROUP_VARIABLES:
+            ignored.append(variable)
+        elif name not in VARIABLES:
+            problems.append(
+                f"{key} in {path}: unknown setting{_hint(key, by_variable if key.isupper() else VARIABLES)}"
+            )
         elif name in given:
             problems.append(f"{key} in {path}: is set twice, also as {given[name].where.split()[0]}")
         else:
@@ -230,69 +226,59 @@ def _file_layer(path: Path, known: Mapping[str, str], problems: list[str]) -> di
     return given
 
 
-def _environment_layer(known: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
-    names = set(known.values())
-    strange = sorted(
+def _environment_layer(problems: list[str]) -> dict[str, _Given]:
+    names = set(VARIABLES.values())
+    unknown = sorted(
         variable
         for variable in os.environ
         if variable.startswith(PREFIX)
         and variable not in names
         and variable != CONFIG
-        and not variable.startswith(NOT_OURS)
+        and not variable.startswith(TEST_PREFIXES)
     )
-    problems += [f"{variable}: no such setting{_hint(variable, names)}" for variable in strange]
+    problems += [f"{variable}: unknown setting{_hint(variable, names)}" for variable in unknown]
     return {
         name: _Given(os.environ[variable], variable)
-        for name, variable in known.items()
+        for name, variable in VARIABLES.items()
         # an empty variable is an unset one: compose files and units write NAME= for "none"
         if os.environ.get(variable)
     }
 
 
-def _check(given: Mapping[str, _Given], preferences: Sequence[str], problems: list[str]) -> Settings | None:
-    values = {name: item.value for name, item in given.items() if name in _FIELDS}
-    knobs = {name: item.value for name, item in given.items() if name in _KNOBS}
-    prefer: set[str] = set()
-    for name in preferences:
-        if name in given:
-            switch = _SWITCH.get(str(given[name].value).strip().lower())
-            if switch is None:
-                problems.append(f"{given[name].where}: must be true or false")
-            elif switch:
-                prefer.add(name)
-    checked = Knobs()
-    try:
-        checked = Knobs(**knobs)
-    except ValidationError as error:
-        problems += _told(error, given)
+def _check(given: Mapping[str, _Given], ignored: tuple[str, ...], problems: list[str]) -> Settings | None:
     try:
         settings = Settings(
-            **values,
-            prefer=frozenset(prefer),
-            knobs=checked,
+            **{name: item.value for name, item in given.items()},
             pg_environment=any(os.environ.get(name) for name in PG_VARIABLES),
             pg_options=os.environ.get("PGOPTIONS") or None,
+            ignored=ignored,
         )
     except ValidationError as error:
-        problems += _told(error, given)
+        problems += _problems_of(error, given)
         return None
     return None if problems else settings
 
 
-_SWITCH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _SECRET_FIELDS = {n for n, f in Settings.model_fields.items() if "SecretStr" in str(f.annotation)}
 
 
-def _told(error: ValidationError, given: Mapping[str, _Given]) -> list[str]:
-    told: dict[str, str] = {}
+def _problems_of(error: ValidationError, given: Mapping[str, _Given]) -> list[str]:
+    """One line a setting: where it stands, what is wrong, and its value unless that is a secret."""
+    lines: dict[str, str] = {}
     for item in error.errors(include_url=False, include_context=False):
         name = str(item["loc"][0])
         shown = "" if name in _SECRET_FIELDS else f" (it is {given[name].value!r})"
         text = item["msg"].removeprefix("Value error, ").replace("Input should", "should")
-        told.setdefault(name, f"{given[name].where}: {text}{shown}")
-    return list(told.values())
+        lines.setdefault(name, f"{given[name].where}: {text}{shown}")
+    return list(lines.values())
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
-    return f"; did you mean {near[0]}?" if near else ""
+    """The nearest name, compared without prefixes, which would make all variables look alike."""
+    bare = {_bare(k): k for k in known}
+    near = difflib.get_close_matches(_bare(name), bare, n=1, cutoff=0.75)
+    return f"; did you mean {bare[near[0]]}?" if near else ""
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(PREFIX).removeprefix(CLUSTER_PREFIX).lower()

@@ -42,7 +42,7 @@ def check(
     """
     found = settings(config, database_url)
     found.require_database()
-    results = [Result("settings", True, "all known, all valid"), *anyio.run(_database, found)]
+    results = [_settings(found), *anyio.run(_database, found)]
     codes = [r.exit_code for r in results if not r.ok]
     if output is Form.JSON:
         looks = [{"name": r.name, "ok": r.ok, "detail": r.detail, "remedy": r.remedy} for r in results]
@@ -77,6 +77,16 @@ async def _database(found: Settings) -> list[Result]:
     except DatabaseUnavailable as error:
         results.append(Result("database", False, error.problem, error.remedy, error.exit_code))
     return results
+
+
+def _settings(found: Settings) -> Result:
+    if not found.ignored:
+        return Result("settings", True, "all known, all valid")
+    from gpustackd.settings import IGNORED
+
+    return Result(
+        "settings", True, f"valid; without effect: {', '.join(found.ignored)}", f"{IGNORED}; unset them"
+    )
 
 
 def _server(version: str, where: str) -> Result:

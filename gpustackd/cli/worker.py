@@ -175,7 +175,7 @@ async def _live(found: Settings, setup: Any, script: Script | None) -> None:
 
     logging = start_logging(level=found.log_level, form=found.log_format)
     try:
-        life = Life(found.require_database(), logging.log, found.knobs.worker_heartbeat_interval, script)
+        life = Life(found.require_database(), logging.log, found.worker_heartbeat_interval, script)
         await life.live(lambda connection: setup(connection, logging.log))
     finally:
         logging.close()

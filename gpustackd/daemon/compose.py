@@ -24,7 +24,7 @@ from gpustackd.errors import DatabaseUnavailable
 from gpustackd.observe.logging import Log, start_logging
 from gpustackd.observe.metrics import Metrics
 from gpustackd.ports import DatabaseHealth
-from gpustackd.settings import Settings
+from gpustackd.settings import IGNORED, Settings
 from gpustackd.sources.reader import Reader
 from gpustackd.sources.workers.file_api import WorkerFiles
 from gpustackd.store.postgres.revision import judge
@@ -54,6 +54,8 @@ async def _run(settings: Settings, embedded: Path | None, migrate: bool, stoppin
         name = settings.replica or f"{socket.gethostname()}-{os.getpid()}"
         logging = start_logging(level=settings.log_level, form=settings.log_format, replica=name)
         stack.callback(logging.close)
+        if settings.ignored:
+            logging.log.warning("settings.ignored", variables=settings.ignored, reason=IGNORED)
         if embedded is not None:
             url, listen_url = await _embedded(stack, embedded)
             migrate = True

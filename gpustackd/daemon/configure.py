@@ -10,7 +10,11 @@ from pydantic import SecretStr
 from gpustackd.daemon.reconcile.replicas import AT_ONCE, ReplicaPolicy
 from gpustackd.domain.timeouts import Timeouts
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.preferences import PREFER_DRAFT_WEIGHTS
+from gpustackd.placement.preferences import (
+    PREFER_DOMINANT_RESOURCE,
+    PREFER_DRAFT_WEIGHTS,
+    PREFER_MEAN_OVER_GPUS,
+)
 from gpustackd.replicas.retention_score import RetentionWeights
 from gpustackd.settings import Settings
 from gpustackd.sources.library import ReaderOptions
@@ -18,29 +22,32 @@ from gpustackd.sources.library import ReaderOptions
 
 def policy(settings: Settings) -> Policy:
     """What the settings say to decisions."""
-    knobs = settings.knobs
+    preferences = {
+        PREFER_MEAN_OVER_GPUS: settings.prefer_mean_over_gpus,
+        PREFER_DOMINANT_RESOURCE: settings.prefer_dominant_resource,
+        PREFER_DRAFT_WEIGHTS: settings.prefer_draft_weights,
+    }
     return Policy(
         strategy=settings.placement_strategy,
-        placement_max=knobs.scheduler_scale_up_placement_max_score,
-        locality_max=knobs.scheduler_scale_up_locality_max_score,
+        placement_max=settings.scheduler_scale_up_placement_max_score,
+        locality_max=settings.scheduler_scale_up_locality_max_score,
         commit_check=settings.commit_check,
-        prefer=settings.prefer,
+        prefer=frozenset(name for name, on in preferences.items() if on),
     )
 
 
 def replica_policy(settings: Settings) -> ReplicaPolicy:
     """What the settings say of replicas. Most of the pool's connections stay free for placing."""
-    knobs = settings.knobs
     return ReplicaPolicy(
         weights=RetentionWeights(
-            knobs.scheduler_scale_down_status_max_score,
-            knobs.scheduler_scale_down_offload_max_score,
-            knobs.scheduler_scale_down_placement_max_score,
-            knobs.scheduler_scale_down_pairing_max_score,
+            settings.scheduler_scale_down_status_max_score,
+            settings.scheduler_scale_down_offload_max_score,
+            settings.scheduler_scale_down_placement_max_score,
+            settings.scheduler_scale_down_pairing_max_score,
         ),
         strategy=settings.placement_strategy,
         window=settings.drain_window,
-        group_window=knobs.scheduler_drain_window_seconds,
+        group_window=settings.scheduler_drain_window_seconds,
         zone=settings.timezone,
         at_once=min(AT_ONCE, max(1, (settings.pool_size - 1) // 2)),
     )
@@ -48,11 +55,10 @@ def replica_policy(settings: Settings) -> ReplicaPolicy:
 
 def windows(settings: Settings) -> Timeouts:
     """How long is waited for workers and placed instances."""
-    knobs = settings.knobs
     return Timeouts(
-        interval=knobs.worker_heartbeat_interval,
-        grace=knobs.worker_heartbeat_grace_period,
-        reschedule=knobs.model_instance_reschedule_grace_period,
+        interval=settings.worker_heartbeat_interval,
+        grace=settings.worker_heartbeat_grace_period,
+        reschedule=settings.model_instance_reschedule_grace_period,
         unreachable=settings.unreachable_window,
         pickup=settings.pickup_window,
         stable=settings.stable_window,
@@ -65,7 +71,7 @@ def usage_fresh(settings: Settings) -> float | None:
     """Seconds for which a usage sample is trusted: as long as a worker counts as alive without a heartbeat.
     None where others' memory does not count."""
     avoid = settings.foreign_memory == "avoid"
-    return settings.knobs.worker_heartbeat_grace_period if avoid else None
+    return settings.worker_heartbeat_grace_period if avoid else None
 
 
 def reader_options(settings: Settings) -> ReaderOptions:
@@ -76,7 +82,7 @@ def reader_options(settings: Settings) -> ReaderOptions:
         modelscope_endpoint=settings.modelscope_endpoint,
         worker_token=worker_token(settings),
         cache_dir=_cache_folder(),
-        size_draft=PREFER_DRAFT_WEIGHTS in settings.prefer,
+        size_draft=settings.prefer_draft_weights,
     )
 
 

@@ -8,6 +8,7 @@ EVENTS = {
     "daemon.stopped": "a replica is down; what it handed back",
     "daemon.failed": "a part of a replica ended with an error; the replica stops",
     "daemon.error": "a mistake in gpustackd itself, with its traceback; only what it names suffers",
+    "settings.ignored": "variables that are set but have no effect; `reason` says why",
     "rescan.done": "a full scan: how many rows wait, how many were not known",
     "rescan.failed": "a full scan could not be made; it will be tried again",
     "instance.enqueued": "an instance came into the queue, and how",

@@ -1,4 +1,4 @@
-"""Opt-in preferences between placements that are all correct: settings `GPUSTACKD_PREFER_*` (0 or 1)."""
+"""Opt-in preferences between placements that are all correct: settings `GPUSTACKD_PREFER_*`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,3 @@ PREFER_DOMINANT_RESOURCE = "prefer_dominant_resource"
 """`binpack` values a GPU by the scarcer of RAM and VRAM, not by a weighted mean of both."""
 PREFER_DRAFT_WEIGHTS = "prefer_draft_weights"
 """The claim of a model with a draft model counts the draft's weights."""
-
-PREFERENCES = (PREFER_MEAN_OVER_GPUS, PREFER_DOMINANT_RESOURCE, PREFER_DRAFT_WEIGHTS)
-"""Names of the settings, without prefix and in lower case."""

@@ -11,7 +11,7 @@ from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
 from gpustackd.errors import UsageError
 from gpustackd.setting_types import Address
-from gpustackd.settings import Settings, load, variables
+from gpustackd.settings import GROUP_VARIABLES, VARIABLES, Settings, load
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_the_built_in_values_are_those_of_the_contract() -> None:
     assert settings.http == Address("127.0.0.1", 9480)
     assert (settings.log_level, settings.log_format) == ("info", "auto")
     assert settings.timezone is None
-    assert settings.prefer == frozenset()
+    assert not settings.prefer_mean_over_gpus
 
 
 @pytest.mark.parametrize("name", ["LEASE", "RESCAN_INTERVAL", "PICKUP_WINDOW"])
@@ -77,7 +77,7 @@ def test_a_file_that_is_too_deep_or_too_long_is_a_mistake(text: str, tmp_path: P
 
 
 def test_every_name_of_the_contract_is_a_setting() -> None:
-    names = set(variables().values())
+    names = set(VARIABLES.values())
     assert names >= {
         "GPUSTACKD_DATABASE_URL",
         "GPUSTACKD_LISTEN_DATABASE_URL",
@@ -105,29 +105,23 @@ def test_every_name_of_the_contract_is_a_setting() -> None:
     [
         ("GPUSTACK_SCHEDULER_SCALE_UP_PLACEMENT_MAX_SCORE", 100),
         ("GPUSTACK_SCHEDULER_SCALE_UP_LOCALITY_MAX_SCORE", 5),
-        ("GPUSTACK_SCHEDULER_PAIRING_AFFINITY_MAX_SCORE", 200),
-        ("GPUSTACK_SCHEDULER_TOPOLOGY_PROXIMITY_MAX_SCORE", 150),
-        ("GPUSTACK_SCHEDULER_GROUP_PAIR_LOCALITY_WEIGHT", 1.0),
-        ("GPUSTACK_SCHEDULER_GROUP_FILE_LOCALITY_WEIGHT", 0.3),
-        ("GPUSTACK_SCHEDULER_GROUP_CANDIDATE_LIMIT", 16),
         ("GPUSTACK_SCHEDULER_DRAIN_WINDOW_SECONDS", 60),
         ("GPUSTACK_SCHEDULER_SCALE_DOWN_STATUS_MAX_SCORE", 100),
         ("GPUSTACK_SCHEDULER_SCALE_DOWN_OFFLOAD_MAX_SCORE", 10),
         ("GPUSTACK_SCHEDULER_SCALE_DOWN_PLACEMENT_MAX_SCORE", 1),
         ("GPUSTACK_SCHEDULER_SCALE_DOWN_PAIRING_MAX_SCORE", 20),
-        ("GPUSTACK_SCHEDULER_GATHER_BLOCKED_DWELL_SECONDS", 120),
         ("GPUSTACK_MODEL_INSTANCE_RESCHEDULE_GRACE_PERIOD", 300),
         ("GPUSTACK_WORKER_HEARTBEAT_INTERVAL", 30),
         ("GPUSTACK_WORKER_HEARTBEAT_GRACE_PERIOD", 150),
     ],
 )
-def test_the_knobs_keep_the_names_and_values_operators_know(
+def test_settings_of_gpustack_clusters_keep_the_names_and_values_operators_know(
     variable: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     field = variable.removeprefix("GPUSTACK_").lower()
-    assert getattr(load().knobs, field) == value
+    assert getattr(load(), field) == value
     monkeypatch.setenv(variable, "7")
-    assert getattr(load().knobs, field) == 7
+    assert getattr(load(), field) == 7
 
 
 def test_flags_beat_the_environment_which_beats_the_file_which_beats_the_built_in(
@@ -162,8 +156,8 @@ def test_the_file_takes_short_names_and_whole_names_of_variables(tmp_path: Path)
     )
     settings = load(path)
     assert settings.pool_size == 8
-    assert settings.knobs.scheduler_drain_window_seconds == 0
-    assert settings.knobs.worker_heartbeat_interval == 5
+    assert settings.scheduler_drain_window_seconds == 0
+    assert settings.worker_heartbeat_interval == 5
     assert settings.hf_endpoint == "http://hub:8080"
 
 
@@ -177,16 +171,21 @@ def test_all_mistakes_are_named_at_once_with_the_nearest_name(
     path = toml(tmp_path, 'pol_size = 7\nlease = "soon"\n')
     monkeypatch.setenv("GPUSTACKD_RESCAN_INTERVALL", "9")
     monkeypatch.setenv("GPUSTACKD_CONCURRENCY", "-1")
-    monkeypatch.setenv("GPUSTACK_SCHEDULER_GROUP_CANDIDATE_LIMIT", "many")
+    monkeypatch.setenv("GPUSTACK_SCHEDULER_DRAIN_WINDOW_SECONDS", "many")
     said = mistake(config=path, overrides={"placement_strategy": "random"})
-    assert f"pol_size in {path}: no such setting; did you mean pool_size?" in said
+    assert f"pol_size in {path}: unknown setting; did you mean pool_size?" in said
     assert f"lease in {path}" in said
     assert "'soon'" in said
-    assert "GPUSTACKD_RESCAN_INTERVALL: no such setting; did you mean GPUSTACKD_RESCAN_INTERVAL?" in said
+    assert "GPUSTACKD_RESCAN_INTERVALL: unknown setting; did you mean GPUSTACKD_RESCAN_INTERVAL?" in said
     assert "GPUSTACKD_CONCURRENCY: " in said
-    assert "GPUSTACK_SCHEDULER_GROUP_CANDIDATE_LIMIT: " in said
+    assert "GPUSTACK_SCHEDULER_DRAIN_WINDOW_SECONDS: " in said
     assert "--placement-strategy: " in said
     assert "'binpack'" in said
+
+
+def test_no_name_is_suggested_where_only_the_prefix_is_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSTACKD_FOO", "1")
+    assert mistake().endswith("GPUSTACKD_FOO: unknown setting")
 
 
 def test_variables_of_tests_and_of_the_peer_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,16 +274,26 @@ def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
 def test_preferences_are_switches_under_their_own_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("prefer_fewer_hosts", "prefer_warm_files", "prefer_mean_gpu")
-    monkeypatch.setenv("GPUSTACKD_PREFER_FEWER_HOSTS", "true")
-    path = toml(tmp_path, "prefer_warm_files = true\nprefer_mean_gpu = false\n")
-    assert load(path, preferences=names).prefer == {"prefer_fewer_hosts", "prefer_warm_files"}
-    monkeypatch.setenv("GPUSTACKD_PREFER_FEWER_HOSTS", "perhaps")
-    monkeypatch.setenv("GPUSTACKD_PREFER_WARM_FILE", "1")
-    with pytest.raises(UsageError) as caught:
-        load(path, preferences=names)
-    assert "GPUSTACKD_PREFER_FEWER_HOSTS: must be true or false" in str(caught.value)
-    assert "did you mean GPUSTACKD_PREFER_WARM_FILES?" in str(caught.value)
+    monkeypatch.setenv("GPUSTACKD_PREFER_MEAN_OVER_GPUS", "Yes")
+    path = toml(tmp_path, "prefer_draft_weights = true\nprefer_dominant_resource = false\n")
+    settings = load(path)
+    assert (settings.prefer_mean_over_gpus, settings.prefer_draft_weights) == (True, True)
+    assert not settings.prefer_dominant_resource
+    monkeypatch.setenv("GPUSTACKD_PREFER_MEAN_OVER_GPUS", "perhaps")
+    monkeypatch.setenv("GPUSTACKD_PREFER_DRAFT_WEIGHT", "1")
+    said = mistake(config=path)
+    assert "GPUSTACKD_PREFER_MEAN_OVER_GPUS: must be true or false" in said
+    assert "did you mean GPUSTACKD_PREFER_DRAFT_WEIGHTS?" in said
+
+
+def test_settings_of_groups_have_no_effect_and_those_that_are_set_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load().ignored == ()
+    for variable in GROUP_VARIABLES[:2]:
+        monkeypatch.setenv(variable, "not even a number")
+    path = toml(tmp_path, f"scheduler_group_candidate_limit = 8\n{GROUP_VARIABLES[0]} = 1\n")
+    assert set(load(path).ignored) == {*GROUP_VARIABLES[:2], "GPUSTACK_SCHEDULER_GROUP_CANDIDATE_LIMIT"}
 
 
 def test_no_database_is_said_with_what_to_do() -> None:
@@ -352,5 +361,3 @@ def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
 def test_settings_cannot_be_changed_once_built() -> None:
     with pytest.raises(ValueError):
         load().pool_size = 1  # type: ignore[misc]
-    with pytest.raises(ValueError):
-        load().knobs.worker_heartbeat_interval = 1  # type: ignore[misc]
