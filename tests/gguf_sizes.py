@@ -10,7 +10,7 @@ from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_levels import GgufNeed, Level, Share
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.placement.fit.gguf_layers import shared_out
+from gpustackd.placement.selectors.gguf.layer_costs import shared_out
 from tests.fleets import GIB, model
 
 SIZED_FOR = {"context": 8192, "parallel": 4, "kv_unified": True, "ubatch": 512, "cache_type_k": "f16",

@@ -15,10 +15,10 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Strategy, model_spec
 from gpustackd.domain.origin import draft_origin
-from gpustackd.placement.fit.engines import rules_of
-from gpustackd.placement.fit.seat import Seat
+from gpustackd.placement.context.gpu_allocation import GpuAllocation
+from gpustackd.placement.context.search import PlacementContext
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.search import Search
+from gpustackd.placement.selectors.rules import rules_of
 from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.replica import Replica, replica
 from gpustackd.replicas.retention_score import RetentionWeights, scores
@@ -65,7 +65,7 @@ def _rated(case: Mapping[str, Any], scorer: Mapping[str, Any]) -> list[float]:
     return [0.0] * len(seats) if found is None else found.tolist()
 
 
-def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any]) -> Search:
+def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any]) -> PlacementContext:
     """A search for the case's model with this scorer at its maximum."""
     draft = {"draft_model": DRAFT} if scorer.get("has_draft") else None
     asked = {
@@ -88,23 +88,23 @@ def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any]) -> 
         ready_files=files,
     )
     wanted = Demand(spec, ModelFacts(1, categories=("llm",)), Need(1), Engine.VLLM)
-    search = Search(on, wanted, policy, rules_of(wanted))
+    search = PlacementContext(on, wanted, policy, rules_of(wanted))
     search.refresh()
     return search
 
 
-def _seats(on: Fleet, candidate: Mapping[str, Any]) -> list[Seat]:
+def _seats(on: Fleet, candidate: Mapping[str, Any]) -> list[GpuAllocation]:
     parts = [candidate, *(candidate.get("subordinates") or ())]
     return [_seat(on, part, candidate.get("gpu_type")) for part in parts]
 
 
-def _seat(on: Fleet, part: Mapping[str, Any], kind: str | None) -> Seat:
+def _seat(on: Fleet, part: Mapping[str, Any], kind: str | None) -> GpuAllocation:
     w = on.position[part["worker_id"]]
     claim = part.get("claim") or {}
     vram = claim.get("vram") or {}
     slots = [_slot(on, w, i, part.get("gpu_type") or kind) for i in part.get("gpu_indexes") or ()]
     sizes = [int(vram.get(str(i)) or 0) for i in part.get("gpu_indexes") or ()]
-    return Seat(w, tuple(slots), tuple(sizes), ram=claim.get("ram") or 0)
+    return GpuAllocation(w, tuple(slots), tuple(sizes), ram=claim.get("ram") or 0)
 
 
 def _slot(on: Fleet, w: int, index: int, kind: str | None) -> int:

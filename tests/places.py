@@ -9,25 +9,25 @@ import numpy as np
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Placement
-from gpustackd.placement.fit.cards import alone, cards
-from gpustackd.placement.fit.engines import rules_of
-from gpustackd.placement.fit.one_worker import several
-from gpustackd.placement.fit.seat import Choice, Seat, placement
+from gpustackd.placement.context.cards import alone, cards
+from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, placement
+from gpustackd.placement.context.search import PlacementContext
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.search import Search
-from gpustackd.placement.tiers import ManyGpus, OneGpu
+from gpustackd.placement.selectors.generic.gpu_sets import several
+from gpustackd.placement.selectors.generic.single_worker import MultiGpuSelector, SingleGpuSelector
+from gpustackd.placement.selectors.rules import rules_of
 
 
 def places(on: Fleet, wanted: Demand, policy: Policy) -> list[Placement]:
     """Places of the first step on one worker that has any: each single GPU, else the GPUs of each worker and
     type, as few as anyone needs. Raises BadRow where the model asks for something that cannot be."""
-    search = Search(on, wanted, policy, rules_of(wanted))
+    search = PlacementContext(on, wanted, policy, rules_of(wanted))
     search.refresh()
     for step in search.ladder:
-        seats: list[Seat] = []
-        if isinstance(step, OneGpu):
+        seats: list[GpuAllocation] = []
+        if isinstance(step, SingleGpuSelector):
             seats = _single(search)
-        elif isinstance(step, ManyGpus):
+        elif isinstance(step, MultiGpuSelector):
             seats = _together(search)
         if seats:
             totals, parts = search.rate([(s,) for s in seats])
@@ -36,7 +36,7 @@ def places(on: Fleet, wanted: Demand, policy: Policy) -> list[Placement]:
                     on,
                     search.rules,
                     replace(
-                        Choice((seat,), step.step),
+                        Candidate((seat,), step.step),
                         score=float(totals[k]),
                         scores={name: float(v[k]) for name, v in parts.items()},
                     ),
@@ -47,21 +47,23 @@ def places(on: Fleet, wanted: Demand, policy: Policy) -> list[Placement]:
     return []
 
 
-def _single(search: Search) -> list[Seat]:
+def _single(search: PlacementContext) -> list[GpuAllocation]:
     rows = np.flatnonzero(search.bits == 0)
     fits, claim = alone(cards(search.fleet, rows, search.rules), search.rules)
-    return [Seat(int(rows[r]), (s,), (int(claim[r, s]),)) for r, s in np.argwhere(fits).tolist()]
+    return [GpuAllocation(int(rows[r]), (s,), (int(claim[r, s]),)) for r, s in np.argwhere(fits).tolist()]
 
 
-def _together(search: Search) -> list[Seat]:
+def _together(search: PlacementContext) -> list[GpuAllocation]:
     rows = np.flatnonzero(search.bits == 0)
     found = cards(search.fleet, rows, search.rules)
-    seats: list[Seat] = []
+    seats: list[GpuAllocation] = []
     for code in range(len(search.fleet.types)):
         offer = several(found, search.rules, code)
         for r in offer.count.nonzero()[0].tolist():
             slots = offer.order[r, : offer.count[r]].tolist()
-            seats.append(Seat(int(rows[r]), tuple(slots), tuple(int(offer.claim[r, s]) for s in slots)))
+            seats.append(
+                GpuAllocation(int(rows[r]), tuple(slots), tuple(int(offer.claim[r, s]) for s in slots))
+            )
     if seats and search.rules.fewest:
         least = min(len(s.slots) for s in seats)
         seats = [s for s in seats if len(s.slots) == least]

@@ -35,13 +35,13 @@ def card_memory(text: str) -> int:
 def with_cards(spec: ModelSpec, facts: ModelFacts, memory: int) -> tuple[Breakdown, OnCards]:
     """The need taken apart on as many cards as it takes, and what is booked there. Raise BadRow for flags
     that cannot be read."""
-    from gpustackd.domain import backend_parameters
+    from gpustackd.engines.flags import parse_flags
+    from gpustackd.engines.parallelism import Parallel, parallel_of
     from gpustackd.estimate.breakdown import breakdown
     from gpustackd.estimate.demand import build_demand
-    from gpustackd.estimate.world_size import Parallel, parallel_of
     from gpustackd.placement.on_cards import on_cards
 
-    flags = backend_parameters.parse(spec.backend_parameters)
+    flags = parse_flags(spec.backend_parameters)
     stated = parallel_of(spec.effective_backend, flags)
     placed = on_cards(build_demand(spec, facts), memory, stated.world)
     if not placed.gpus:
@@ -56,7 +56,7 @@ def with_refusal(found: Breakdown, spec: ModelSpec, facts: ModelFacts) -> Breakd
     """With a warning where no search for a place would go on: flags that cannot be used, or not together, or
     that do not divide the model. The figures stand."""
     from gpustackd.estimate.demand import build_demand
-    from gpustackd.placement.fit.engines import rules_of
+    from gpustackd.placement.selectors.rules import rules_of
 
     try:
         rules_of(build_demand(spec, facts))

@@ -79,7 +79,7 @@ async def _explained(
     """The decision made anew, as a daemon with these settings would make it."""
     from gpustackd.daemon.whatif.compose import held_by_others, standing_on
     from gpustackd.daemon.whatif.explain import explain
-    from gpustackd.placement.advise.change import Holder
+    from gpustackd.placement.advice.changes import Holder
     from gpustackd.ports import Waiting
     from gpustackd.store.postgres.inventory import InventoryReads
 

@@ -13,8 +13,8 @@ from gpustackd.errors import BadRow, Refused, UsageError
 
 if TYPE_CHECKING:
     from gpustackd.domain.model_spec import ModelSpec
-    from gpustackd.estimate.gguf.shares import DeviceShare, HostShare
-    from gpustackd.estimate.gguf.table import Table
+    from gpustackd.estimate.llama_cpp.shares import DeviceShare, HostShare
+    from gpustackd.estimate.llama_cpp.table import Table
     from gpustackd.settings import Settings
 
 _WORDS = {
@@ -44,7 +44,7 @@ def answer(
 
     async def made() -> Table:
         from gpustackd.daemon.configure import reader_options
-        from gpustackd.estimate.gguf.table import table
+        from gpustackd.estimate.llama_cpp.table import table
         from gpustackd.sources.reader import Reader
 
         async with Reader(reader_options(found)) as models:

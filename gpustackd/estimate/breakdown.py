@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpustackd.domain import backend_parameters
 from gpustackd.domain.demand import Engine
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.parallelism import Parallel, parallel_of
+from gpustackd.engines.serving import ServingFlags, serving_flags
 from gpustackd.estimate.claim import GIB, vram_claim
 from gpustackd.estimate.demand import build_demand
 from gpustackd.estimate.kv_cache import KvCache
 from gpustackd.estimate.overhead import activation, runtime_overhead
 from gpustackd.estimate.sequence import cache_of
-from gpustackd.estimate.serving import ServingFlags, serving_flags
 from gpustackd.estimate.weights import weights_per_gpu
-from gpustackd.estimate.world_size import Parallel, parallel_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def breakdown(
     demand = build_demand(spec, facts)
     categories = demand.categories
     backend = spec.effective_backend
-    flags = backend_parameters.parse(spec.backend_parameters)
+    flags = parse_flags(spec.backend_parameters)
     parallel = parallel_of(backend, flags)
     if layout is not None and parallel.world is None:
         parallel = layout

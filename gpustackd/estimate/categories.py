@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from gpustackd.domain import backend_parameters
 from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.engines.flags import parse_flags
 
 LLM = "llm"
 EMBEDDING = "embedding"
@@ -86,7 +86,7 @@ def is_omni(spec: ModelSpec, categories: Iterable[str]) -> bool:
     """Image and speech output, and vLLM with `--omni` on (section 1). Raise BadRow for unreadable flags."""
     if IMAGE in categories or TEXT_TO_SPEECH in categories:
         return True
-    return spec.backend == "vLLM" and backend_parameters.parse(spec.backend_parameters).flag("omni")
+    return spec.backend == "vLLM" and parse_flags(spec.backend_parameters).flag("omni")
 
 
 def is_pinned(spec: ModelSpec) -> bool:

@@ -12,7 +12,7 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.estimate.categories import is_omni
 from gpustackd.estimate.claim import CUSTOM_RAM_LEAST, custom_ram, kv_cache_ram, vram_claim
-from gpustackd.estimate.gguf.need import gguf_need
+from gpustackd.estimate.llama_cpp.need import gguf_need
 from gpustackd.estimate.mindie import mindie_claim
 from gpustackd.estimate.sequence import sequence_bytes
 

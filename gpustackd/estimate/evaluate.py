@@ -9,16 +9,16 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
-from gpustackd.domain import backend_parameters
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import SKIP_EVALUATION, ModelSpec
 from gpustackd.domain.outcome import Reason
+from gpustackd.engines.flags import parse_flags
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate import categories as kinds
 from gpustackd.estimate import remote_code
-from gpustackd.estimate.gguf.classify import distributable
 from gpustackd.estimate.gpus_per_replica import gpus_per_replica
+from gpustackd.estimate.llama_cpp.classify import distributable
 from gpustackd.estimate.meta import NOTHING, meta_of
 
 STAGE = "evaluate"
@@ -114,7 +114,7 @@ def overridden_architectures(spec: ModelSpec) -> tuple[str, ...] | None:
     """Architectures of the last `--hf-overrides` of a vLLM model. Raise BadRow where it is no JSON object."""
     if spec.effective_backend != "vLLM":
         return None
-    raw = backend_parameters.parse(spec.backend_parameters).last_text("hf-overrides")
+    raw = parse_flags(spec.backend_parameters).last_text("hf-overrides")
     if raw is None:
         return None
     try:
@@ -135,7 +135,7 @@ def may_skip_check(spec: ModelSpec) -> bool:
     if backend not in kinds.BUILT_IN or kinds.is_pinned(spec):
         return True
     try:
-        return backend_parameters.parse(spec.backend_parameters).has("tokenizer-mode")
+        return parse_flags(spec.backend_parameters).has("tokenizer-mode")
     except BadRow:
         return False
 
@@ -143,7 +143,7 @@ def may_skip_check(spec: ModelSpec) -> bool:
 def trusts_remote_code(spec: ModelSpec) -> bool:
     """Whether the model's own flags allow code of its repository (in the engine; never here)."""
     try:
-        return backend_parameters.parse(spec.backend_parameters).flag("trust-remote-code")
+        return parse_flags(spec.backend_parameters).flag("trust-remote-code")
     except BadRow:
         return False
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpustackd.domain import backend_parameters
 from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.parallelism import parallel_of
 from gpustackd.errors import BadRow
-from gpustackd.estimate.world_size import parallel_of
 
 
 def gpus_per_replica(spec: ModelSpec) -> int | None:
@@ -29,7 +29,7 @@ def gpus_per_replica(spec: ModelSpec) -> int | None:
 
 def _world_size(spec: ModelSpec) -> int | None:
     try:
-        flags = backend_parameters.parse(spec.backend_parameters)
+        flags = parse_flags(spec.backend_parameters)
         return parallel_of(spec.effective_backend, flags).world
     except BadRow:
         return None  # the search names the flag at fault; filling in is no place to stop at it

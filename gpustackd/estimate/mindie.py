@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpustackd.domain import backend_parameters
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import RAM_CLAIM, ModelSpec
+from gpustackd.engines.flags import parse_flags
 from gpustackd.errors import BadRow
 from gpustackd.estimate.categories import is_multimodal
 from gpustackd.estimate.claim import GIB, LARGEST, MIB, override
@@ -49,7 +49,7 @@ class MindieClaim:
 def serving_of(spec: ModelSpec, hyper: HyperParameters | None) -> Serving:
     """Read what the estimate needs. Raise BadRow for a figure that cannot be one; the other parameters are
     for the search to judge."""
-    flags = backend_parameters.parse(spec.backend_parameters)
+    flags = parse_flags(spec.backend_parameters)
 
     def positive(name: str, default: int) -> int:
         value = flags.integer(name)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpustackd.domain.facts import HyperParameters
+from gpustackd.engines.serving import ServingFlags
 from gpustackd.estimate.claim import MIB
-from gpustackd.estimate.serving import ServingFlags
 
 RUNTIME = 512 * MIB
 """Context, kernels and library workspaces of a process on a GPU."""

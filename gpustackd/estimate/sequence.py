@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpustackd.domain import backend_parameters
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.parallelism import Parallel, parallel_of
+from gpustackd.engines.serving import ServingFlags, serving_flags
 from gpustackd.errors import BadRow
 from gpustackd.estimate.categories import EMBEDDING, RERANKER, is_llm
 from gpustackd.estimate.kv_cache import KvCache, kv_cache
-from gpustackd.estimate.serving import ServingFlags, serving_flags
-from gpustackd.estimate.world_size import Parallel, parallel_of
 
 
 def is_encoder(hyper: HyperParameters, categories: Collection[str]) -> bool:
@@ -33,7 +33,7 @@ def cache_of(
 def sequence_bytes(spec: ModelSpec, facts: ModelFacts, categories: Collection[str]) -> int | None:
     """Bytes over all GPUs of one copy of the model; None = not known, or no cache at all."""
     try:
-        flags = backend_parameters.parse(spec.backend_parameters)
+        flags = parse_flags(spec.backend_parameters)
         parallel = parallel_of(spec.effective_backend, flags)
     except BadRow:
         return None  # the search names the flag at fault

@@ -8,15 +8,15 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit.engines import rules_of
-from gpustackd.placement.fit.seat import Choice, placement
-from gpustackd.placement.memo import Memo
+from gpustackd.placement.context.gpu_allocation import Candidate, placement
+from gpustackd.placement.context.search import PlacementContext
+from gpustackd.placement.diagnostics.refusal import refuse, unknown_size, unusable, with_faults
 from gpustackd.placement.policy import Policy, Subject
-from gpustackd.placement.refusal import refuse, unknown_size, unusable, with_faults
-from gpustackd.placement.search import Search
-from gpustackd.placement.tie import turn
+from gpustackd.placement.scoring.tie_break import tie_break
+from gpustackd.placement.search_cache import SearchCache
+from gpustackd.placement.selectors.rules import rules_of
 
-Searches = Memo[Search]
+Searches = SearchCache[PlacementContext]
 
 
 def decide(
@@ -55,13 +55,13 @@ def find(
 
 def _sought(
     fleet: Fleet, demand: Demand, subject: Subject, policy: Policy, memo: Searches | None
-) -> tuple[Search, Choice | None]:
+) -> tuple[PlacementContext, Candidate | None]:
     view = fleet.without(subject.id) if subject.leave_out else fleet
     search = _search(view, demand, policy, None if subject.leave_out else memo)
-    return search, search.best(turn(subject.name))
+    return search, search.best(tie_break(subject.name))
 
 
-def _placed(search: Search, found: Choice) -> Placed:
+def _placed(search: PlacementContext, found: Candidate) -> Placed:
     made = placement(search.fleet, search.rules, found, search.policy.commit_check)
     faults = tuple(f.as_reason() for f in search.told().values())
     if faults:
@@ -69,14 +69,14 @@ def _placed(search: Search, found: Choice) -> Placed:
     return Placed(made, search.pool, found.also, search.cut, faults)
 
 
-def _search(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None) -> Search:
+def _search(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None) -> PlacementContext:
     key = (demand.spec.id, demand.spec.version, demand.engine, demand.need, demand.digest, policy.key)
     if memo is not None:
         kept = memo.get(key)
         if kept is not None and kept.fleet is fleet:
             kept.policy = policy
             return kept
-    search = Search(fleet, demand, policy, rules_of(demand))
+    search = PlacementContext(fleet, demand, policy, rules_of(demand))
     if memo is not None and not search.without:
         memo.put(key, search)
     return search

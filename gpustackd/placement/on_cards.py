@@ -10,8 +10,8 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.decide import decide
-from gpustackd.placement.fit.mindie import NPU
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.selectors.ascend.rules import NPU
 
 CARDS = 8
 """On one host."""

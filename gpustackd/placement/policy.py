@@ -12,8 +12,8 @@ from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
 from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import NO_POOLS, Pools
-from gpustackd.placement.filters.catalogue import Catalogue
-from gpustackd.placement.score.fragmentation import UNKNOWN_MIX, Mix
+from gpustackd.placement.filters.engine_images import EngineImages
+from gpustackd.placement.scoring.fragmentation import UNKNOWN_MIX, Mix
 
 Files = Mapping[str, Mapping[int, int]]
 
@@ -40,7 +40,7 @@ class Policy:
 
     backends: Backends | None = None
     """Registered inference backends; None = nothing is known, so no worker is dropped for its runtime."""
-    catalogue: Catalogue | None = None
+    catalogue: EngineImages | None = None
     """Images of engines; None = the packaged ones."""
     mix: Mix = UNKNOWN_MIX
     """Demands to come, as far as known; strategy `fragmentation` keeps capacity for them."""

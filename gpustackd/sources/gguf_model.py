@@ -12,14 +12,13 @@ from hashlib import sha256
 
 import anyio
 
-from gpustackd.domain import backend_parameters
-from gpustackd.domain.backend_parameters import BackendParameters
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import ModelSpec, Source
+from gpustackd.engines.flags import BackendParameters, parse_flags
 from gpustackd.errors import BadRow, ModelUnreadable
-from gpustackd.estimate.gguf.classify import categories_of, not_a_model
-from gpustackd.estimate.gguf.need import header_digest
+from gpustackd.estimate.llama_cpp.classify import categories_of, not_a_model
+from gpustackd.estimate.llama_cpp.need import header_digest
 from gpustackd.sources.files import ModelFiles
 from gpustackd.sources.gguf_files import AT_ONCE, SUFFIX, GgufReading, named
 from gpustackd.sources.library import Library
@@ -126,7 +125,7 @@ class _Beside:
 
     def _flags(self) -> BackendParameters:
         try:
-            return backend_parameters.parse(self._spec.backend_parameters)
+            return parse_flags(self._spec.backend_parameters)
         except BadRow:  # the estimate refuses the row and says so
             return BackendParameters()
 

@@ -20,8 +20,8 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import NoFit
 from gpustackd.placement.decide import Searches, decide
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import demand, fleet, model
 
 BOUNDS = {"one GPU": 0.8, "2 to 8 GPUs of one worker": 0.5, "2 to 4 workers": 1.0}
@@ -78,7 +78,7 @@ class Desk:
     def __init__(self, on: Fleet, policy: Policy) -> None:
         self.on = on
         self.policy = policy
-        self.memo: Searches = Memo(256)
+        self.memo: Searches = SearchCache(256)
         self.next_id = 1
         self.refused = 0
 

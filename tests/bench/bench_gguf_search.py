@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Outcome, Placed
-from gpustackd.estimate.gguf.need import LayerSizes
-from gpustackd.estimate.gguf.serving import serving_of
-from gpustackd.estimate.gguf.sizer import Sizer
+from gpustackd.engines.flags import parse_flags
+from gpustackd.estimate.llama_cpp.need import LayerSizes
+from gpustackd.estimate.llama_cpp.serving import serving_of
+from gpustackd.estimate.llama_cpp.sizer import Sizer
 from gpustackd.placement.decide import Searches, decide
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import fleet, occupy
 from tests.gguf_models import GEMMA_27B, LLAMA_8B, LLAMA_70B, LLAMA_405B, R1_BF16, R1_Q8, Shape, demand
 
@@ -69,13 +69,13 @@ def anew(wanted: Demand, shape: Shape) -> Demand:
     """The same demand with sizes that nobody asked for yet."""
     assert wanted.gguf is not None
     facts = shape.facts
-    sizer = Sizer(facts, serving_of(facts, parse(wanted.spec.backend_parameters)))
+    sizer = Sizer(facts, serving_of(facts, parse_flags(wanted.spec.backend_parameters)))
     return replace(wanted, gguf=replace(wanted.gguf, sizes=LayerSizes(sizer)))
 
 
 def decisions(on: Fleet, wanted: Demand, count: int) -> Iterator[tuple[Outcome, float, float]]:
     """Outcomes with milliseconds of processor time and by the clock; what is placed goes again."""
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     for n in range(count):
         started, worked = perf_counter(), thread_time()
         outcome = decide(on, wanted, Subject(n + 1, f"x-{n}"), Policy(), memo)

@@ -15,10 +15,10 @@ from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.domain.paths import PathKnowledge, Presence
 from gpustackd.placement.decide import Searches, decide
-from gpustackd.placement.filters.catalogue import packaged
+from gpustackd.placement.filters.engine_images import packaged
 from gpustackd.placement.filters.framework_verdict import verdicts
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import GIB, demand, model
 
 TYPES = st.sampled_from(["cuda", "rocm", "cann", "neuware"])
@@ -79,7 +79,7 @@ def test_no_wrong_card_is_ever_taken_and_kept_results_are_fresh(workers, name, e
     spec = model(source=Source.LOCAL_PATH, local_path=PATH, backend=name, backend_version=pin)
     wanted: Demand = demand(need, spec, engine=Engine.CUSTOM if name == "mine" else Engine.VLLM)
     known = verdicts(packaged(), backends, name, pin, None)
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     for event in [None, *events]:
         answers = {}
         if event is not None:

@@ -17,8 +17,8 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import GpuId, GpuSelector, Strategy
 from gpustackd.domain.outcome import NoFit, Placed, Placement
 from gpustackd.placement.decide import Searches, decide
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.search_cache import SearchCache
 from gpustackd.ports import Proposal
 from gpustackd.store.memory.store import MemoryStore
 from tests.fleets import GIB, fleet, model, occupy
@@ -300,7 +300,7 @@ ACTIONS = st.lists(
 def test_kept_results_answer_as_fresh_ones_whatever_happened_between(text, wanted, policy, actions):
     on = build(text, [])
     wanted = [replace(d, spec=replace(d.spec, id=n + 1), digest=f"{n}") for n, d in enumerate(wanted)]
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     for n, action in enumerate(actions):
         if action[0] == "decide":
             d = wanted[action[1]]

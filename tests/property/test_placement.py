@@ -13,10 +13,10 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet.fleet import Fleet, GpuRow
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import NoFit, Placed, Placement
+from gpustackd.engines.divisibility import Divisors
 from gpustackd.placement.decide import Searches, decide
-from gpustackd.placement.fit.divisible import Divisors
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import demand, fleet, model, occupy
 from tests.places import places
 
@@ -220,7 +220,7 @@ ACTIONS = st.lists(
 def test_kept_results_answer_as_fresh_ones_whatever_happened_between(text, wanted, policy, actions):
     on = build(text, [])
     wanted = [_own(d, n) for n, d in enumerate(wanted)]
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     for n, action in enumerate(actions):
         if action[0] == "decide":
             d = wanted[action[1]]

@@ -14,9 +14,9 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.decide import Searches, decide
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
-from gpustackd.placement.score.fragmentation import Mix, Shape
+from gpustackd.placement.scoring.fragmentation import Mix, Shape
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import GIB, demand, fleet, model, occupy
 from tests.places import places
 from tests.property.test_placement import FLEETS, HOLDS, demands
@@ -98,7 +98,7 @@ def test_kept_costs_are_those_of_the_mix_that_holds_now(
     text: str, steps: list[tuple[int, bool]], first: Mix, second: Mix
 ) -> None:
     on = fleet(text)
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     for n, (need, other) in enumerate(steps):
         wanted = of_one_card(need, Strategy.FRAGMENTATION)
         policy = Policy(mix=second if other else first)

@@ -18,9 +18,9 @@ from gpustackd.domain.paths import Paths
 from gpustackd.domain.placement_hints import Avoided, elsewhere
 from gpustackd.domain.pools import Pools
 from gpustackd.placement.decide import Searches, decide
-from gpustackd.placement.memo import Memo
-from gpustackd.placement.names import gib
+from gpustackd.placement.diagnostics.wording import gib
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.search_cache import SearchCache
 
 _REMEMBERED = 4096
 """Demands of which the booking was looked at; then they are told of anew."""
@@ -52,7 +52,7 @@ class Decider:
         self._view = view
         self._reports = reports
         self._policy = policy
-        self._memo: Searches = Memo()
+        self._memo: Searches = SearchCache()
         self._refused: dict[Hashable, NoFit] = {}
         self._looked_at: set[Hashable] = set()
         self._tick = -1

@@ -15,10 +15,10 @@ from gpustackd.daemon.scheduling.model_catalog import ModelCatalog
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit.engines import rules_of
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.score.fragmentation import Mix, Shape
-from gpustackd.placement.score.mix import distance, mix, shape
+from gpustackd.placement.scoring.demand_mix import distance, mix, shape
+from gpustackd.placement.scoring.fragmentation import Mix, Shape
+from gpustackd.placement.selectors.rules import rules_of
 from gpustackd.ports import Waiting
 
 LOOK = 0.25

@@ -14,9 +14,9 @@ from gpustackd.domain.placement_hints import with_more
 from gpustackd.errors import BadRow
 from gpustackd.estimate.demand import build_demand
 from gpustackd.estimate.evaluate import evaluate
-from gpustackd.placement.advise.advise import Advice, advise
-from gpustackd.placement.advise.change import Holder
-from gpustackd.placement.advise.trial import Ahead, Build, Case
+from gpustackd.placement.advice.changes import Holder
+from gpustackd.placement.advice.suggestions import Advice, advise
+from gpustackd.placement.advice.trials import Ahead, Build, TrialCase
 from gpustackd.placement.policy import Subject
 from gpustackd.placement.preferences import PREFER_DRAFT_WEIGHTS
 from gpustackd.ports import Waiting
@@ -55,7 +55,7 @@ async def explain(
     if not isinstance(outcome, NoFit) or spec is None:
         return Explanation(outcome, None, len(before))
     theirs = {w.model_id: standing.demand(w.model_id) for w in others}
-    case = Case(
+    case = TrialCase(
         fleet=standing.fleet,
         policy=standing.policy,
         subject=Subject(instance.id, instance.name),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, PoolStep, Reason
-from gpustackd.placement.faults import Faults
+from gpustackd.placement.diagnostics.faults import StageFaults
 from gpustackd.placement.filters.cluster import ClusterFilter, workers
 from gpustackd.placement.filters.framework import FrameworkFilter, framework_filter
 from gpustackd.placement.filters.labels import LabelFilter
@@ -47,10 +47,10 @@ class Filter(Protocol):
         """Why these workers were dropped, when `left` of `of` stayed."""
 
 
-def chain(demand: Demand, policy: Policy, faults: Faults | None = None) -> tuple[Filter, ...]:
+def chain(demand: Demand, policy: Policy, faults: StageFaults | None = None) -> tuple[Filter, ...]:
     """The filters that this demand calls for; one that cannot be made is noted in `faults` and left out.
     Raises BadRow where the demand's selectors cannot be read."""
-    spec, noted = demand.spec, Faults() if faults is None else faults
+    spec, noted = demand.spec, StageFaults() if faults is None else faults
     framework = lambda: framework_filter(  # noqa: E731
         demand, policy.backends, policy.catalogue
     )
@@ -66,7 +66,7 @@ def chain(demand: Demand, policy: Policy, faults: Faults | None = None) -> tuple
     return tuple(f for f in found if f is not None)
 
 
-def failures(filters: Sequence[Filter], fleet: Fleet, rows: Ints, faults: Faults | None = None) -> Bits:
+def failures(filters: Sequence[Filter], fleet: Fleet, rows: Ints, faults: StageFaults | None = None) -> Bits:
     """Per worker position a bit for each filter that drops it (`GONE` = no worker there); 0 = stays. A filter
     that fails drops nobody, and is noted in `faults`."""
     bits: Bits = (~fleet.alive[rows]).astype(np.uint16) * np.uint16(GONE)
@@ -80,7 +80,7 @@ def failures(filters: Sequence[Filter], fleet: Fleet, rows: Ints, faults: Faults
     return bits
 
 
-def guarded(framework: FrameworkFilter, faults: Faults) -> dict[str, Any]:
+def guarded(framework: FrameworkFilter, faults: StageFaults) -> dict[str, Any]:
     """What the fit asks of the framework filter, as fields of `Rules`: where that fails, any card will do."""
     stage = "filter.backend"
     return {
@@ -103,7 +103,7 @@ def pool(filters: Sequence[Filter], bits: Bits, alive: Bools) -> tuple[PoolStep,
 
 
 def refusals(
-    filters: Sequence[Filter], fleet: Fleet, bits: Bits, alive: Bools, faults: Faults | None = None
+    filters: Sequence[Filter], fleet: Fleet, bits: Bits, alive: Bools, faults: StageFaults | None = None
 ) -> tuple[list[Reason], Cure]:
     """Reasons of the filters that dropped workers, and what could bring those workers back.
 
@@ -123,7 +123,7 @@ def refusals(
         if count:
             reasons.extend(_told(f, fleet, rows[dropped], left - count, left, faults))
             if isinstance(f, FrameworkFilter):
-                stay, noted = rows[before & ~dropped], Faults() if faults is None else faults
+                stay, noted = rows[before & ~dropped], StageFaults() if faults is None else faults
                 reasons.extend(noted.tried(f"filter.{f.name}", partial(f.remarks, fleet, stay), []))
             cures |= f.cure
             left -= count
@@ -137,7 +137,9 @@ def refusals(
     return reasons, cures
 
 
-def _told(f: Filter, fleet: Fleet, dropped: Ints, left: int, of: int, faults: Faults | None) -> list[Reason]:
+def _told(
+    f: Filter, fleet: Fleet, dropped: Ints, left: int, of: int, faults: StageFaults | None
+) -> list[Reason]:
     """Why a filter dropped workers; their number alone where it cannot say."""
     count = len(dropped)
     params = {"dropped": count, "left": left, "of": of}

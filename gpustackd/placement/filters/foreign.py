@@ -9,8 +9,8 @@ import numpy as np
 
 from gpustackd.domain.fleet.fleet import Fleet, Ints
 from gpustackd.domain.outcome import Reason
+from gpustackd.placement.diagnostics.wording import gib, some
 from gpustackd.placement.filters.cluster import workers
-from gpustackd.placement.names import gib, some
 
 
 def held_by_others(fleet: Fleet, rows: Ints) -> Reason | None:

@@ -16,10 +16,10 @@ from gpustackd.domain.backends import Backends, DeviceKind
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.placement.filters.catalogue import Catalogue, packaged
+from gpustackd.placement.diagnostics.wording import some
 from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.filters.engine_images import EngineImages, packaged
 from gpustackd.placement.filters.framework_verdict import CPU_KIND, Cause, Verdict, Verdicts, verdicts
-from gpustackd.placement.names import some
 
 CUSTOM = "Custom"
 SHOWN = 3
@@ -30,7 +30,7 @@ WITHOUT_CARDS = frozenset({Engine.CUSTOM, Engine.GGUF, Engine.ROUTER})
 
 
 def framework_filter(
-    demand: Demand, backends: Backends | None, catalogue: Catalogue | None = None
+    demand: Demand, backends: Backends | None, catalogue: EngineImages | None = None
 ) -> FrameworkFilter | None:
     """The filter that a demand calls for; None where any worker will do: nothing is known of backends, the
     image is the user's own, the engine is `Custom`, or the role takes no accelerator (it has its own image).

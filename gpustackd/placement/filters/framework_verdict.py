@@ -11,8 +11,8 @@ from enum import IntEnum
 from functools import lru_cache
 
 from gpustackd.domain.backends import Backends, DeviceKind, VersionEntry
-from gpustackd.placement.filters.catalogue import Catalogue, Runner, choose, runs
-from gpustackd.placement.filters.catalogue_variants import FALLBACK, variant, variant_of_product
+from gpustackd.placement.filters.ascend_variants import FALLBACK, variant, variant_of_product
+from gpustackd.placement.filters.engine_images import EngineImages, Runner, choose, runs
 from gpustackd.placement.filters.versions import Pin, canonical, order
 
 CPU = "cpu"
@@ -60,7 +60,7 @@ class Verdicts:
     """Answers for one engine, one pin, one owner; each is worked out once."""
 
     def __init__(
-        self, catalogue: Catalogue, backends: Backends, name: str, pin: Pin | None, owner: str | None
+        self, catalogue: EngineImages, backends: Backends, name: str, pin: Pin | None, owner: str | None
     ) -> None:
         self.catalogue = catalogue
         self.backends = backends
@@ -150,7 +150,7 @@ class Verdicts:
 
 @lru_cache(maxsize=512)
 def verdicts(
-    catalogue: Catalogue, backends: Backends, name: str, version: str | None, owner: str | None
+    catalogue: EngineImages, backends: Backends, name: str, version: str | None, owner: str | None
 ) -> Verdicts:
     """Answers for one engine; equal questions share them. Raise BadRow where the version cannot be read."""
     return Verdicts(catalogue, backends, name, None if not version else Pin.of(version), owner)

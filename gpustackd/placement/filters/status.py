@@ -6,8 +6,8 @@ import numpy as np
 
 from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
 from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.placement.diagnostics.wording import some
 from gpustackd.placement.filters.cluster import workers
-from gpustackd.placement.names import some
 
 SHOWN = 3
 

@@ -23,9 +23,9 @@ from gpustackd.observe.metrics import STAGES, Metrics, exposition
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.filters.status import StatusFilter
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.score.fragmentation import UNKNOWN_MIX, WHOLE, Shape
-from gpustackd.placement.score.mix import distance, mix
-from gpustackd.placement.score.strategy import Scorer
+from gpustackd.placement.scoring.demand_mix import distance, mix
+from gpustackd.placement.scoring.fragmentation import UNKNOWN_MIX, WHOLE, Shape
+from gpustackd.placement.scoring.strategies import Scorer
 from gpustackd.ports import Waiting
 from gpustackd.store.memory.store import MemoryStore
 from tests.fleets import GIB, demand, fleet, model, occupy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustackd.domain.backend_parameters import is_key, parse
+from gpustackd.engines.flags import is_key, parse_flags
 from gpustackd.errors import BadRow
 
 
@@ -24,21 +24,21 @@ from gpustackd.errors import BadRow
     ],
 )
 def test_every_way_to_write_a_value_is_read(written):
-    assert parse(written).integer("tensor-parallel-size", "tp") == 4
+    assert parse_flags(written).integer("tensor-parallel-size", "tp") == 4
 
 
 def test_the_last_occurrence_wins():
     written = ["--tp=2", "--tensor-parallel-size", "4"]
-    assert parse(written).integer("tensor-parallel-size", "tp") == 4
+    assert parse_flags(written).integer("tensor-parallel-size", "tp") == 4
 
 
 @pytest.mark.parametrize("number", ["-1", "-.5", "-0.25", "-1e-3"])
 def test_a_negative_number_is_a_value_not_a_flag(number):
-    assert parse(["--x", number]).text("x") == number
+    assert parse_flags(["--x", number]).text("x") == number
 
 
 def test_a_flag_followed_by_a_flag_is_bare():
-    read = parse(["--trust-remote-code", "--tp", "2"])
+    read = parse_flags(["--trust-remote-code", "--tp", "2"])
     assert read.text("trust-remote-code") is None
     assert read.flag("trust-remote-code")
     assert read.integer("tp") == 2
@@ -46,14 +46,14 @@ def test_a_flag_followed_by_a_flag_is_bare():
 
 @pytest.mark.parametrize("off", ["0", "false", "No", "OFF", "f", "n"])
 def test_words_for_off_switch_a_flag_off(off):
-    assert not parse([f"--omni={off}"]).flag("omni")
+    assert not parse_flags([f"--omni={off}"]).flag("omni")
 
 
 def test_anything_else_switches_it_on_and_no_switches_it_off():
-    assert parse(["--omni=yes"]).flag("omni")
-    assert not parse(["--omni", "--no-omni"]).flag("omni")
-    assert parse(["--no-omni", "--omni"]).flag("omni")
-    assert not parse([]).flag("omni")
+    assert parse_flags(["--omni=yes"]).flag("omni")
+    assert not parse_flags(["--omni", "--no-omni"]).flag("omni")
+    assert parse_flags(["--no-omni", "--omni"]).flag("omni")
+    assert not parse_flags([]).flag("omni")
 
 
 @pytest.mark.parametrize(
@@ -67,29 +67,29 @@ def test_anything_else_switches_it_on_and_no_switches_it_off():
     ],
 )
 def test_json_is_kept_whole(written):
-    assert parse(written).text("hf-overrides") == '{"architectures": ["A B"]}'
+    assert parse_flags(written).text("hf-overrides") == '{"architectures": ["A B"]}'
 
 
 def test_an_element_that_is_no_flag_is_one_word():
-    assert parse(["--served-name", "a name -x 1"]).text("served-name") == "a name -x 1"
+    assert parse_flags(["--served-name", "a name -x 1"]).text("served-name") == "a name -x 1"
 
 
 def test_a_number_that_cannot_be_read_is_reported_with_flag_and_value():
     with pytest.raises(BadRow, match="--tp is 'two'"):
-        parse(["--tp=two"]).integer("tp")
+        parse_flags(["--tp=two"]).integer("tp")
     with pytest.raises(BadRow, match="--u is 'nan'"):
-        parse(["--u=nan"]).number("u")
+        parse_flags(["--u=nan"]).number("u")
 
 
 def test_a_quote_that_does_not_close_is_reported():
     with pytest.raises(BadRow, match="does not close"):
-        parse(["--name 'half"])
+        parse_flags(["--name 'half"])
 
 
 @given(st.lists(st.text(max_size=40), max_size=8))
 def test_any_text_is_read_or_refused_by_name(written):
     try:
-        names = [f.name for f in parse(written).flags]
+        names = [f.name for f in parse_flags(written).flags]
     except BadRow as refused:
         names = [refused.field]
     assert not any(n.startswith("-") for n in names)
@@ -97,8 +97,8 @@ def test_any_text_is_read_or_refused_by_name(written):
 
 @given(st.text(alphabet="abcdefghij", min_size=1), st.integers(-(10**9), 10**9))
 def test_a_written_integer_comes_back(name, number):
-    assert parse([f"--{name}", str(number)]).integer(name) == number
-    assert parse([f"--{name}={number}"]).integer(name) == number
+    assert parse_flags([f"--{name}", str(number)]).integer(name) == number
+    assert parse_flags([f"--{name}={number}"]).integer(name) == number
 
 
 def test_two_dashes_alone_are_no_key():

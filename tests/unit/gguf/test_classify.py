@@ -9,8 +9,8 @@ import pytest
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import GgufFacts, GgufTensor
 from gpustackd.estimate.evaluate import evaluate
-from gpustackd.estimate.gguf.classify import categories_of, distributable, is_image, not_a_model
-from gpustackd.estimate.gguf.need import gguf_need
+from gpustackd.estimate.llama_cpp.classify import categories_of, distributable, is_image, not_a_model
+from gpustackd.estimate.llama_cpp.need import gguf_need
 from tests.specs import a_model
 
 

@@ -14,7 +14,7 @@ from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.gguf_levels import GgufNeed, LevelSizes
 from gpustackd.errors import BadRow
 from gpustackd.estimate.demand import build_demand
-from gpustackd.estimate.gguf.need import gguf_need, header_digest, sizer_of
+from gpustackd.estimate.llama_cpp.need import gguf_need, header_digest, sizer_of
 from tests.gguf_truth import headers
 from tests.specs import a_model
 

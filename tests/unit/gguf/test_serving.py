@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.gguf_facts import GgufFacts
+from gpustackd.engines.flags import parse_flags
 from gpustackd.errors import BadRow
-from gpustackd.estimate.gguf.need import sizer_of
-from gpustackd.estimate.gguf.refusal import LlamaRefuses
-from gpustackd.estimate.gguf.serving import Serving, serving_of
+from gpustackd.estimate.llama_cpp.need import sizer_of
+from gpustackd.estimate.llama_cpp.refusal import LlamaRefuses
+from gpustackd.estimate.llama_cpp.serving import LlamaServing, serving_of
 from tests.gguf_truth import headers
 
 
-def serving(*flags: str, architecture: str = "llama", **values: Any) -> Serving:
+def serving(*flags: str, architecture: str = "llama", **values: Any) -> LlamaServing:
     told = {f"{architecture}.context_length": 131072, f"{architecture}.block_count": 32}
     told |= {f"{architecture}.{k}": v for k, v in values.items()}
-    return serving_of(GgufFacts(architecture, values=told), parse(flags))
+    return serving_of(GgufFacts(architecture, values=told), parse_flags(flags))
 
 
 def test_without_flags_a_model_is_sized_for_8192_tokens_and_four_slots_that_share_one_cache() -> None:

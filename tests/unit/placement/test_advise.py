@@ -12,10 +12,10 @@ import pytest
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.placement.advise.advise import Advice, advise
-from gpustackd.placement.advise.change import Holder
-from gpustackd.placement.advise.flags import with_flag, without_flag
-from gpustackd.placement.advise.trial import Ahead, Case
+from gpustackd.placement.advice.changes import Holder
+from gpustackd.placement.advice.flag_edits import with_flag, without_flag
+from gpustackd.placement.advice.suggestions import Advice, advise
+from gpustackd.placement.advice.trials import Ahead, TrialCase
 from gpustackd.placement.policy import Policy, Subject
 from tests.fleets import GIB, demand, fleet, model, occupy, refused, seats
 
@@ -34,7 +34,9 @@ def advice(
 
     before = [on.free_vram().sum(), on.free_ram().sum(), on.gpu_occupants.sum(), on.occupants.sum()]
     names = dict(on.by_name)
-    case = Case(on, Policy(), Subject(1, "x-1"), wanted, wanted.spec, build, ahead, demands=demands or {})
+    case = TrialCase(
+        on, Policy(), Subject(1, "x-1"), wanted, wanted.spec, build, ahead, demands=demands or {}
+    )
     found = advise(case, {h.id: h for h in holders}, priority)
     after = [on.free_vram().sum(), on.free_ram().sum(), on.gpu_occupants.sum(), on.occupants.sum()]
     assert np.array_equal(before, after)

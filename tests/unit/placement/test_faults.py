@@ -19,10 +19,10 @@ from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.filters.local_path import LocalPathFilter
 from gpustackd.placement.filters.picked import PickedFilter
 from gpustackd.placement.filters.status import StatusFilter
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy, Subject
-from gpustackd.placement.score import besides
-from gpustackd.placement.score.strategy import Scorer
+from gpustackd.placement.scoring import soft_scores
+from gpustackd.placement.scoring.strategies import Scorer
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import ask, demand, fleet, model
 
 FILTERS = [
@@ -127,9 +127,9 @@ SCORERS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     ("scorer.placement", lambda m: m.setattr(Scorer, "taken", fail)),
     ("scorer.placement", lambda m: m.setattr(Scorer, "together", fail)),
     ("scorer.placement", lambda m: m.setattr(Scorer, "several_workers", fail)),
-    ("scorer.locality", lambda m: m.setattr(besides, "known", fail)),
-    ("scorer.locality", lambda m: m.setattr(besides, "shares", fail)),
-    ("scorer.locality", lambda m: m.setattr(besides, "missing", fail)),
+    ("scorer.locality", lambda m: m.setattr(soft_scores, "known", fail)),
+    ("scorer.locality", lambda m: m.setattr(soft_scores, "shares", fail)),
+    ("scorer.locality", lambda m: m.setattr(soft_scores, "missing", fail)),
     ("scorer.preferred", lambda m: m.setattr(LabelFilter, "preference", fail)),
 ]
 
@@ -177,7 +177,7 @@ def test_what_is_known_of_paths_may_fail_too(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_was_scored_while_a_scorer_failed_is_not_kept() -> None:
     on = the_fleet()
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     plain = demand(8, model(placement_strategy=Strategy.BINPACK, worker_selector={"zone": "a"}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scorer, "cards", fail)

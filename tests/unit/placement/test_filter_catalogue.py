@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from gpustackd.domain.backends import architecture
-from gpustackd.placement.filters.catalogue import Runner, choose, packaged, runs
-from gpustackd.placement.filters.catalogue_variants import variant, variant_of_product
+from gpustackd.placement.filters.ascend_variants import variant, variant_of_product
+from gpustackd.placement.filters.engine_images import Runner, choose, packaged, runs
 
 
 def test_the_packaged_catalogue_has_all_of_its_rows():

@@ -7,7 +7,7 @@ import pytest
 from gpustackd.domain.demand import Engine
 from gpustackd.domain.fleet.fleet import FOREIGN_NEWS, Fleet
 from gpustackd.domain.outcome import Cure, NoFit
-from gpustackd.placement.memo import Memo
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import GIB, ask, demand, fleet, model, place, refused, seats
 from tests.unit.placement.pools import policy, whole
 
@@ -63,7 +63,7 @@ def test_cards_that_are_out_of_the_question_are_not_counted():
 
 
 def test_a_mixed_picture_is_brought_up_to_date_in_kept_results():
-    on, memo = fleet("1x1xA-80"), Memo()
+    on, memo = fleet("1x1xA-80"), SearchCache()
     wanted = demand(60)
     assert not isinstance(ask(on, wanted, memo=memo), NoFit)
     assert held(on, 50) is False

@@ -15,8 +15,8 @@ from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.framework import FrameworkFilter
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import ask, demand, fleet, model, occupy, place, refused, seats
 
 
@@ -368,7 +368,7 @@ def test_a_cause_that_is_gone_is_not_told(gone):
 
 
 def test_kept_results_follow_what_workers_report_and_what_is_registered():
-    on, memo, wanted = cuda("11.8"), Memo(), vllm()
+    on, memo, wanted = cuda("11.8"), SearchCache(), vllm()
     assert isinstance(ask(on, wanted, policy=known(), memo=memo), NoFit)
     told(on, "w1", runtime_version="12.8")
     assert not isinstance(ask(on, wanted, policy=known(), memo=memo), NoFit)
@@ -381,7 +381,7 @@ def test_kept_results_follow_what_workers_report_and_what_is_registered():
 
 
 def test_equal_backends_share_kept_results():
-    memo, on, wanted = Memo(), fleet("1x1xA-24"), vllm()
+    memo, on, wanted = SearchCache(), fleet("1x1xA-24"), vllm()
     for _ in range(3):
         ask(on, wanted, policy=known(own("x", v1=CUDA)), memo=memo)
     assert (memo.misses, memo.hits) == (1, 2)

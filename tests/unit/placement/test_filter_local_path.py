@@ -10,8 +10,8 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.domain.paths import PathKnowledge, Presence
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import ask, demand, fleet, model, place, refused
 
 PATH = "/models/m"
@@ -83,7 +83,7 @@ def test_every_worker_of_a_placement_must_have_it():
 
 
 def test_kept_results_follow_what_is_said_though_no_worker_changed():
-    on, memo = fleet("2x1xA-24"), Memo()
+    on, memo = fleet("2x1xA-24"), SearchCache()
     wanted = local()
 
     def where(policy: Policy) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
-from gpustackd.placement.memo import Memo
+from gpustackd.placement.search_cache import SearchCache
 from gpustackd.store.postgres import ledger
 from tests import fleets
 from tests.fleets import GIB, fleet, model, occupy, place, refused, seats
@@ -294,7 +294,7 @@ def test_a_partial_placement_says_why_no_more_layers():
 
 
 def test_a_card_that_fills_up_is_seen():
-    on, memo = fleet("1x2x4090-24"), Memo()
+    on, memo = fleet("1x2x4090-24"), SearchCache()
     assert fleets.ask(on, layered(MIDDLE), memo=memo).placement.strategy == "one_worker"
     occupy(on, "w1", [0], 20)
     assert not hasattr(fleets.ask(on, layered(MIDDLE), memo=memo), "placement")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustackd.placement.fit.gguf_layers import Layers, shared_out
+from gpustackd.placement.selectors.gguf.layer_costs import Layers, shared_out
 
 ADDS = st.lists(st.integers(1, 6), min_size=1, max_size=7)
 ROOMS = st.lists(st.integers(-2, 14), min_size=1, max_size=4)

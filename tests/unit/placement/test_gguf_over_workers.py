@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpustackd.domain.outcome import Placed
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.search_cache import SearchCache
 from gpustackd.store.postgres import ledger
 from tests import fleets
 from tests.fleets import GIB, ask, fleet, occupy, place, refused, seats
@@ -173,7 +173,7 @@ def test_equal_workers_take_turns_as_the_main_one():
 
 
 def test_the_same_fleet_gives_the_same_answer_kept_or_not():
-    on, memo = fleet("5x3xA-16 + 3x2xB-24 + 2x1xC-48"), Memo()
+    on, memo = fleet("5x3xA-16 + 3x2xB-24 + 2x1xC-48"), SearchCache()
     wanted = spread(toy(120, 1))
     for n in range(4):
         kept = fleets.ask(on, wanted, f"x-{n}", n, memo=memo)
@@ -201,10 +201,10 @@ def test_what_a_view_assumed_is_what_a_commit_raises():
 
 
 def test_a_search_beyond_its_budget_ends_and_says_so(monkeypatch: pytest.MonkeyPatch):
-    on, memo = fleet("3x3x4090-24"), Memo()
+    on, memo = fleet("3x3x4090-24"), SearchCache()
     occupy(on, "w1", [0, 1, 2], 22)
     wanted = spread(toy(60, 2), cpu_offloading=True)
-    monkeypatch.setattr("gpustackd.placement.fit.gguf_bounds.BUDGET", 0)
+    monkeypatch.setattr("gpustackd.placement.selectors.gguf.layer_bounds.BUDGET", 0)
     outcome = ask(on, wanted, memo=memo)
     assert outcome.cut
     monkeypatch.undo()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpustackd.placement.decide import Searches
-from gpustackd.placement.memo import Memo
+from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import GIB, ask, demand, fleet, model, place, rows, seats
 
 
 def test_the_oldest_result_goes_where_there_are_too_many():
-    memo: Memo[int] = Memo(2)
+    memo: SearchCache[int] = SearchCache(2)
     for key in "abac":
         if memo.get(key) is None:
             memo.put(key, ord(key))
@@ -20,7 +20,7 @@ def test_the_oldest_result_goes_where_there_are_too_many():
 
 def test_workers_and_slots_may_grow_under_kept_results():
     on = fleet("1x1xA-24")
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     single, several = demand(8, model(1)), demand(400, model(2), heads=32)
     assert not hasattr(ask(on, several, memo=memo), "placement")
     place(on, single, n=1, memo=memo)
@@ -40,7 +40,7 @@ def test_workers_and_slots_may_grow_under_kept_results():
 
 def test_a_worker_that_takes_the_position_of_another_is_looked_at_anew():
     on = fleet("1x1xA-24 + 1x1xA-8")
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     wanted = demand(16)
     assert seats(ask(on, wanted, memo=memo).placement)[0][0] == "w1"
     on.drop_worker(1)
@@ -53,7 +53,7 @@ def test_a_worker_that_takes_the_position_of_another_is_looked_at_anew():
 
 def test_an_edited_model_is_searched_for_anew():
     on = fleet("1x1xA-24 + 1x1xB-24[zone=b]")
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     first = model(1, version=1)
     ask(on, demand(8, first), memo=memo)
     edited = replace(first, version=2, worker_selector={"zone": "b"})

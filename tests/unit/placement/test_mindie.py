@@ -12,7 +12,7 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
 from gpustackd.domain.fleet.fleet import Fleet, GpuRow
 from gpustackd.domain.outcome import Check, Cure, Placed
-from gpustackd.placement.memo import Memo
+from gpustackd.placement.search_cache import SearchCache
 from tests import fleets
 from tests.fleets import GIB, ask, model, occupy, place, refused, seats
 
@@ -302,7 +302,7 @@ TERMS = ("1x8x910B-64", "1x4x910B-32", "2x2x910B-64", "1x1x910B-64")
 )
 def test_kept_results_equal_fresh_ones_and_every_place_holds_the_model(terms, asked, flags):
     on = npus(" + ".join(terms))
-    memo: Memo = Memo()
+    memo: SearchCache = SearchCache()
     wanted = [mindie(need, *flags, heads=128, n=n) for n, need in enumerate(NEEDS)]
     for n, which in enumerate(asked):
         demand = wanted[which]

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustackd.domain.backend_parameters import parse
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.mindie.flags import serving
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit.mindie_flags import serving
 
 
 def read(*flags: str, length: int = 8192, **env: str):
-    return serving(parse(flags), env, length)
+    return serving(parse_flags(flags), env, length)
 
 
 def test_nothing_given_means_eight_tenths_and_undetermined_sizes():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.facts import HyperParameters
+from gpustackd.engines.mindie.parallelism import Ranks, check_model, ranks
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit.mindie_world import Ranks, check_model, ranks
 
 NONE = {"pp": 1, "tp": -1, "dp": -1, "cp": -1, "sp": -1, "moe_tp": -1, "moe_ep": -1}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpustackd.domain.backend_parameters import parse
+from gpustackd.engines.divisibility import Divisors
+from gpustackd.engines.flags import parse_flags
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit.divisible import Divisors
-from gpustackd.placement.fit.rules import World, gpu_count
+from gpustackd.placement.context.resource_rules import WorldSize, gpu_count
 from tests import peer_cases as peer
 
 COUNTS = peer.cases("gpu_count")
@@ -22,7 +22,7 @@ def test_gpu_counts(case):
     if "skip_count_check" in expect:
         assert spec.skips_gpu_count_check is expect["skip_count_check"]
         return
-    asked = World(case["inputs"]["world_size"], tuple(case["inputs"]["strategies"]))
+    asked = WorldSize(case["inputs"]["world_size"], tuple(case["inputs"]["strategies"]))
     if "error" in expect:
         with pytest.raises(BadRow, match="/".join(asked.labels)):
             gpu_count(spec, asked)
@@ -35,7 +35,7 @@ DIVISIBLE = peer.cases("tp_divisibility")
 
 @pytest.mark.parametrize("case", DIVISIBLE, ids=[c["id"] for c in DIVISIBLE])
 def test_divisibility(case):
-    inputs, flags = case["inputs"], parse(case["model"]["backend_parameters"])
+    inputs, flags = case["inputs"], parse_flags(case["model"]["backend_parameters"])
     alone = {"vLLM": "language-model-only", "SGLang": "language-only"}.get(case.get("backend", "vLLM"))
     splits = alone is not None and not flags.flag(alone)
     vision = inputs["vision_num_attention_heads"] if splits else 0

@@ -18,7 +18,7 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.filters import chain
-from gpustackd.placement.filters.catalogue import Catalogue, Runner, packaged
+from gpustackd.placement.filters.engine_images import EngineImages, Runner, packaged
 from gpustackd.placement.filters.framework import FrameworkFilter
 from gpustackd.placement.policy import Policy
 from tests import peer_cases as peer
@@ -51,7 +51,7 @@ def backends(case: dict[str, Any]) -> Backends:
     return Backends.of(rows)
 
 
-def catalogue(case: dict[str, Any]) -> Catalogue:
+def catalogue(case: dict[str, Any]) -> EngineImages:
     found = packaged().runners()
     for said in case["inputs"].get("runner_catalogue") or []:
         query, available = said["query"], said["available"]
@@ -62,7 +62,7 @@ def catalogue(case: dict[str, Any]) -> Catalogue:
             version = query.get("service_version", "1.0.0")
             found.append(Runner(query["backend"], "1.0", query.get("variant") or "", query["service"],
                                 version, "amd64", "image"))  # fmt: skip
-    return Catalogue(found)
+    return EngineImages(found)
 
 
 def _answers(runner: Runner, query: Mapping[str, Any]) -> bool:
@@ -171,7 +171,7 @@ def test_the_outcome_matrix(backend: str | None, fields: dict[str, Any], rows: l
 
 
 def test_a_catalogue_that_replaces_the_packaged_one_hides_all_of_it() -> None:
-    other = Catalogue([Runner("cuda", "12.8", "", "sglang", "0.5.9", "amd64", "x")])
+    other = EngineImages([Runner("cuda", "12.8", "", "sglang", "0.5.9", "amd64", "x")])
     on = eight()
     policy = Policy(backends=Backends.of([]), catalogue=other)
     wanted = Demand(

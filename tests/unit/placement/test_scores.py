@@ -7,9 +7,9 @@ import pytest
 
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.score.locality import Warm
-from gpustackd.placement.score.strategy import Scorer, Seats, spread_card, spread_worker
-from gpustackd.placement.tie import block, turn
+from gpustackd.placement.scoring.locality import Warm
+from gpustackd.placement.scoring.strategies import Scorer, Seats, spread_card, spread_worker
+from gpustackd.placement.scoring.tie_break import block, tie_break
 from tests.fleets import ask, demand, fleet, model, occupy, place, seats
 
 GIB = 2**30
@@ -200,10 +200,10 @@ def candidates_of(on, name):
 
 
 def test_names_turn_steadily():
-    assert turn("m-7") - turn("m-3") == 4
-    assert turn("a") == turn("a")
-    assert turn("") >= 0
-    assert turn("m-²") >= 0
+    assert tie_break("m-7") - tie_break("m-3") == 4
+    assert tie_break("a") == tie_break("a")
+    assert tie_break("") >= 0
+    assert tie_break("m-²") >= 0
 
 
 def test_blocks_stay_whole():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpustackd.placement.fit.topology import Sizes, Unworkable, layout
+from gpustackd.engines.vllm_topology import ParallelSizes, Unworkable, layout
 from tests.fleets import demand, fleet, model, occupy, place, refused, seats
 
 R1 = {"heads": 128, "vocabulary": 129280}
@@ -76,11 +76,11 @@ def test_the_multiprocessing_executor_adds_workers_until_the_layout_works():
 @pytest.mark.parametrize(
     ("gpus", "sizes", "kind", "tp", "dp"),
     [
-        ([8, 8], Sizes(tp=8, dp=2), "data_parallel", 8, 2),
-        ([8, 8], Sizes(), "data_parallel", 8, 2),
-        ([8, 8], Sizes(tp=16), "model_parallel", 16, 1),
-        ([8, 8, 8, 8], Sizes(tp=16), "nested", 16, 2),
-        ([8, 4], Sizes(), "data_parallel", 4, 3),
+        ([8, 8], ParallelSizes(tp=8, dp=2), "data_parallel", 8, 2),
+        ([8, 8], ParallelSizes(), "data_parallel", 8, 2),
+        ([8, 8], ParallelSizes(tp=16), "model_parallel", 16, 1),
+        ([8, 8, 8, 8], ParallelSizes(tp=16), "nested", 16, 2),
+        ([8, 4], ParallelSizes(), "data_parallel", 4, 3),
     ],
 )
 def test_layouts_that_work(gpus, sizes, kind, tp, dp):
@@ -91,13 +91,13 @@ def test_layouts_that_work(gpus, sizes, kind, tp, dp):
 @pytest.mark.parametrize(
     ("gpus", "sizes", "said"),
     [
-        ([8, 4], Sizes(tp=16), "different counts: 8, 4"),
-        ([8, 8, 8], Sizes(tp=16), "3 nodes cannot be divided into ranks of 2"),
-        ([8, 8], Sizes(tp=8, dp=3), "dp is 3"),
-        ([8, 8], Sizes(tp=8, dpl=2), "dpl is 2"),
-        ([8, 8], Sizes(dp=3), "16 GPUs cannot be divided"),
-        ([8, 8], Sizes(tp=12), "no multiple of the 8 GPUs"),
-        ([8, 8], Sizes(tp=0), "tp is 0"),
+        ([8, 4], ParallelSizes(tp=16), "different counts: 8, 4"),
+        ([8, 8, 8], ParallelSizes(tp=16), "3 nodes cannot be divided into ranks of 2"),
+        ([8, 8], ParallelSizes(tp=8, dp=3), "dp is 3"),
+        ([8, 8], ParallelSizes(tp=8, dpl=2), "dpl is 2"),
+        ([8, 8], ParallelSizes(dp=3), "16 GPUs cannot be divided"),
+        ([8, 8], ParallelSizes(tp=12), "no multiple of the 8 GPUs"),
+        ([8, 8], ParallelSizes(tp=0), "tp is 0"),
     ],
 )
 def test_layouts_that_do_not_work_say_the_numbers(gpus, sizes, said):

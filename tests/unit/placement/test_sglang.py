@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpustackd.domain.backend_parameters import parse
 from gpustackd.domain.demand import Engine
 from gpustackd.domain.facts import HyperParameters
 from gpustackd.domain.outcome import Cure
-from gpustackd.placement.fit.one_worker import memory_groups
-from gpustackd.placement.fit.static_fraction import Shape, static_fraction
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.sglang_static_fraction import Shape, static_fraction
+from gpustackd.placement.selectors.generic.gpu_sets import memory_groups
 from tests.fleets import GIB, demand, fleet, model, occupy, place, refused, seats
 
 MIB = 1024**2
@@ -42,7 +42,7 @@ def sglang(need, spec=None, **more):
     ],
 )
 def test_worked_fractions(card, shape, flags, vision, reserved, f):
-    found = static_fraction(parse(flags), Shape(round(card * MIB), **shape), vision)
+    found = static_fraction(parse_flags(flags), Shape(round(card * MIB), **shape), vision)
     assert (found.reserved, found.value) == (reserved, f)
 
 
@@ -58,18 +58,18 @@ def test_worked_fractions(card, shape, flags, vision, reserved, f):
     ],
 )
 def test_flags_reserve_more_or_less(flags, more):
-    base = static_fraction(parse([]), Shape(16_376 * MIB), None)
-    assert static_fraction(parse(flags), Shape(16_376 * MIB), None).reserved == base.reserved + more
+    base = static_fraction(parse_flags([]), Shape(16_376 * MIB), None)
+    assert static_fraction(parse_flags(flags), Shape(16_376 * MIB), None).reserved == base.reserved + more
 
 
 def test_the_fraction_follows_the_smallest_card_and_changes_with_the_fleet():
     from dataclasses import replace
 
     from gpustackd.placement.decide import Searches
-    from gpustackd.placement.memo import Memo
+    from gpustackd.placement.search_cache import SearchCache
 
     on = fleet("1x1xH100-80")
-    memo: Searches = Memo()
+    memo: Searches = SearchCache()
     assert place(on, sglang(20), n=1, memo=memo).vram_utilization == 0.836
     on.remove_instance(1)
     on.vram_allocated[:] = 0

@@ -12,10 +12,10 @@ from gpustackd.domain.fleet.fleet import Fleet, WorkerRow
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.domain.origin import DOWNLOADING, adapter_origins, draft_origin
 from gpustackd.domain.outcome import NoFit, Placed
-from gpustackd.placement.fit.engines import rules_of
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.score.fragmentation import WHOLE, Mix, Shape, Usable
-from gpustackd.placement.score.mix import magnitude, shape
+from gpustackd.placement.scoring.demand_mix import magnitude, shape
+from gpustackd.placement.scoring.fragmentation import WHOLE, Mix, Shape, Usable
+from gpustackd.placement.selectors.rules import rules_of
 from tests.fleets import GIB, ask, demand, fleet, model, occupy, place, seats
 
 SIZE = 24.0
@@ -170,13 +170,13 @@ def test_fragmentation_breaks_the_smaller_worker() -> None:
 
 def test_a_new_mix_is_heeded_at_once() -> None:
     from gpustackd.placement.decide import decide
-    from gpustackd.placement.memo import Memo
     from gpustackd.placement.policy import Subject
+    from gpustackd.placement.search_cache import SearchCache
 
     on = fleet("1x2xA-24")
     occupy(on, "w1", [0], 12)
     small = demand(4, model(placement_strategy=Strategy.FRAGMENTATION, categories=("embedding",)))
-    memo: Memo = Memo()  # type: ignore[type-arg]
+    memo: SearchCache = SearchCache()  # type: ignore[type-arg]
     found = []
     for policy in (mix((Shape(1, 12 * GIB), 1.0)), mix((Shape(1, 0, 1.0), 1.0))):
         outcome = decide(on, small, Subject(1, "x"), policy, memo)

@@ -9,9 +9,9 @@ import pytest
 from gpustackd.domain.outcome import Check, Cure
 from gpustackd.domain.pools import Pools, instance_type
 from gpustackd.errors import BadRow
-from gpustackd.placement.fit.pool import Ask, ask_of, belongs, percentages
-from gpustackd.placement.memo import Memo
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.search_cache import SearchCache
+from gpustackd.placement.selectors.pool.rules import PoolRequest, ask_of, belongs, percentages
 from tests.fleets import GIB, ask, fleet, model, occupy, place, refused, seats
 from tests.unit.placement.pools import A100, asking, half, node, partition, policy
 
@@ -68,12 +68,12 @@ def test_a_pool_goes_neither_with_hand_picked_gpus_nor_with_several_gpus_of_a_sl
 @pytest.mark.parametrize(
     ("ask", "memory", "size"),
     [
-        (Ask("p", memory=50), "81920Mi", 42_949_672_960),
-        (Ask("p", profile="3g.40gb"), "81920Mi", 42_949_672_960),
-        (Ask("p", memory=33), "24564Mi", 8_499_882_885),
-        (Ask("p"), "80Gi", 85_899_345_920),
-        (Ask("p", profile="unknown"), "80Gi", 0),
-        (Ask("p", memory=50), None, 0),
+        (PoolRequest("p", memory=50), "81920Mi", 42_949_672_960),
+        (PoolRequest("p", profile="3g.40gb"), "81920Mi", 42_949_672_960),
+        (PoolRequest("p", memory=33), "24564Mi", 8_499_882_885),
+        (PoolRequest("p"), "80Gi", 85_899_345_920),
+        (PoolRequest("p", profile="unknown"), "80Gi", 0),
+        (PoolRequest("p", memory=50), None, 0),
     ],
 )
 def test_the_size_of_a_part(ask, memory, size):
@@ -274,7 +274,7 @@ def test_workers_that_a_filter_drops_are_told_before_the_pool():
 
 def test_an_edited_pool_is_seen_by_the_next_decision():
     on = fleet("1x2xA100-80")
-    memo: Memo = Memo()
+    memo: SearchCache = SearchCache()
     wanted = half(30)
     assert "no instance types" in refused(on, wanted, memo=memo).message
     assert ask(on, wanted, policy=policy(), memo=memo).placement.parts[0].vram == (FORTY,)
@@ -285,7 +285,7 @@ def test_an_edited_pool_is_seen_by_the_next_decision():
 
 def test_an_edited_inventory_changes_only_the_nodes_that_it_concerns():
     on = fleet("3x2xA100-80")
-    memo: Memo = Memo()
+    memo: SearchCache = SearchCache()
     for devices, worker in (
         ({"w1": node(100, 100)}, "w1"),
         ({"w2": node(100, 100)}, "w2"),
@@ -308,7 +308,7 @@ def test_an_edited_inventory_changes_only_the_nodes_that_it_concerns():
 
 def test_a_slice_is_decided_on_what_earlier_decisions_took():
     on = fleet("3x2xA100-80")
-    memo: Memo = Memo()
+    memo: SearchCache = SearchCache()
     known = policy()
     for n in range(12):
         kept = ask(on, half(30), name=f"m-{n}", n=n, policy=known, memo=memo)

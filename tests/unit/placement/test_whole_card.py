@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.outcome import Check, Cure
-from gpustackd.placement.fit.pool import ask_of
-from gpustackd.placement.memo import Memo
+from gpustackd.placement.search_cache import SearchCache
+from gpustackd.placement.selectors.pool.rules import ask_of
 from tests.fleets import GIB, ask, fleet, occupy, place, refused, seats
 from tests.unit.placement.pools import A100, node, policy, whole
 
@@ -137,7 +137,7 @@ def test_a_pool_of_an_accelerator_that_reports_no_memory_waits_for_it():
 
 def test_kept_results_follow_what_was_taken():
     on = fleet("2x4xA100-80")
-    memo: Memo = Memo()
+    memo: SearchCache = SearchCache()
     known = policy()
     for n in range(4):
         kept = ask(on, whole(100, "-tp", "2"), name=f"m-{n}", n=n, policy=known, memo=memo)

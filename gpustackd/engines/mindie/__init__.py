@@ -1,0 +1,1 @@
+"""MindIE: serving parameters and parallel sizes."""

@@ -1,0 +1,121 @@
+"""The part of a card that SGLang reserves for weights and cache, worked out as the engine does it from the
+smallest card (selectors spec section 10.2). Sizes here are MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpustackd.engines.flags import BackendParameters
+from gpustackd.placement.context.resource_rules import positive
+from gpustackd.placement.selectors.generic.sglang_rules import DP, PP, TP
+
+MIB = 1024**2
+UNKNOWN_CARD = 0.88
+
+_TABLE = (
+    # below (MiB), NPUs only, chunk, graph batch for T < 4, and for T >= 4
+    (20_480, False, 2048, 8, 8),
+    (32_768, True, 32_768, 16, 64),
+    (35_840, False, 2048, 24, 80),
+    (61_440, False, 4096, 32, 160),
+    (65_536, True, 32_768, 64, 128),
+    (163_840, False, 8192, 256, 512),
+    (float("inf"), False, 16_384, 512, 512),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the fraction depends on besides flags: the cards of one type that may be used."""
+
+    smallest: int
+    """Bytes of the smallest card; 0 = unknown."""
+    npu: bool = False
+    per_worker: int = 0
+    """Most hand-picked cards on one worker (or cards per replica, where more)."""
+    workers: int = 0
+    """Workers with hand-picked cards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fraction:
+    """`value` as the engine would have it, at most 3 decimals; `reserved` and `card` in MiB say why."""
+
+    value: float
+    card: float
+    reserved: float
+
+
+def static_fraction(
+    parameters: BackendParameters,
+    shape: Shape,
+    vision: Mapping[str, Any] | None,
+    model_type: str = "",
+) -> Fraction:
+    """The fraction for one GPU type; it may be 0 or less where a card cannot hold what is reserved.
+
+    `vision` is the vision part of a multimodal model's configuration, None for others; `model_type` the
+    type that the whole configuration states.
+    """
+    t = max(positive(parameters, TP) or 1, shape.per_worker)
+    p = max(positive(parameters, PP) or 1, shape.workers)
+    m = round(shape.smallest / MIB, 2)
+    chunk, batch = _sizes(m, shape.npu, t)
+    given_chunk = parameters.integer("chunked-prefill-size")
+    given_batch = parameters.integer("cuda-graph-max-bs")
+    chunk = chunk if given_chunk is None else given_chunk
+    batch = batch if given_batch is None else given_batch
+    reserved = 512.0
+    if chunk > 0:
+        reserved += max(chunk, 2048) * 1.5
+    reserved += batch * 2
+    reserved += t * p / 8 * 1024
+    if parameters.flag("enable-dp-attention"):
+        dp = positive(parameters, DP) or 1
+        reserved += batch * dp * 3
+        if batch > 300:
+            reserved += batch * dp * 1.5
+    if m > 61_440:
+        reserved = max(reserved, 10_240)
+    reserved += _speculative(parameters)
+    if parameters.flag("enable-piecewise-cuda-graph"):
+        reserved += (parameters.integer("piecewise-cuda-graph-max-tokens") or 0) // 4
+    value = round((m - reserved) / m, 3) if m else UNKNOWN_CARD
+    if vision is not None:
+        value = round(value * 0.95 * _vision(vision, model_type), 3)
+    return Fraction(value, m, reserved)
+
+
+def _sizes(m: float, npu: bool, t: int) -> tuple[int, int]:
+    if not m:
+        return 4096, 160
+    for below, npus_only, chunk, few, many in _TABLE:
+        if m < below and (npu or not npus_only):
+            return chunk, few if t < 4 else many
+    raise AssertionError("the last row takes every card")
+
+
+def _speculative(parameters: BackendParameters) -> int:
+    algorithm = parameters.text("speculative-algorithm")
+    if not algorithm or algorithm == "NGRAM":
+        return 0
+    return 6144 if algorithm == "STANDALONE" else 2048
+
+
+HIDDEN_OF_TYPE: Mapping[str, int] = {"qwen2_vl": 3584}
+"""Width that the engine's configuration class assumes where a model's file states none."""
+
+
+def _vision(config: Mapping[str, Any], model_type: str) -> float:
+    """Less for a vision tower larger than 24 layers of 1024, a little more for a smaller one."""
+    layers = _whole(config.get("num_hidden_layers")) or _whole(config.get("depth")) or 24
+    hidden = _whole(config.get("hidden_size")) or HIDDEN_OF_TYPE.get(model_type, 1024)
+    size = layers * hidden**2 / (24 * 1024**2)
+    return min(max(1 - 0.1 * (size - 1), 0.8), 1.05)
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,0 +1,1 @@
+"""What llama.cpp allocates for a GGUF model: weights, cache and compute buffers."""

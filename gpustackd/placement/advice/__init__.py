@@ -1,0 +1,1 @@
+"""What would have to change for a waiting instance to fit: tried, ranked, worded."""

@@ -1,0 +1,200 @@
+"""Edits of the model that could help it to a place: parallel sizes, context, offload, selectors.
+
+Each is only an idea: whether it helps is for a trial to say. The share of a card is in `shares`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import MappingProxyType
+from typing import Any
+
+from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.gguf_facts import GgufFacts
+from gpustackd.domain.model_spec import GpuSelector, ModelSpec
+from gpustackd.engines.flags import parse_flags
+from gpustackd.errors import BadRow
+from gpustackd.placement.advice.changes import EditModel
+from gpustackd.placement.advice.flag_edits import with_flag, without_flag
+from gpustackd.placement.filters.labels import structured as structured_selector
+from gpustackd.placement.selectors.generic import sglang_rules, vllm_rules
+
+SIZES = (1, 2, 4, 8, 16, 32)
+"""Parallel sizes that are tried."""
+GGUF_CONTEXT = 8192
+"""Tokens that a GGUF model is served with where no flag says it."""
+SHORTEST = 2048
+"""Tokens: nobody is told to serve less."""
+
+PARALLEL: Mapping[Engine, tuple[str, ...]] = {
+    Engine.VLLM: vllm_rules.TP,
+    Engine.SGLANG: sglang_rules.TP,
+    Engine.MINDIE: ("tensor-parallel-size", "tp"),
+}
+LENGTH: Mapping[Engine, tuple[str, ...]] = {
+    Engine.VLLM: ("max-model-len",),
+    Engine.SGLANG: ("context-length",),
+    Engine.MINDIE: ("max-seq-len",),
+    Engine.GGUF: ("ctx-size", "c"),
+}
+LAYERS = ("gpu-layers", "n-gpu-layers", "ngl")
+
+
+@dataclass(slots=True)
+class Editor:
+    """Makes edits of one model; each edited model has a version of its own, as kept results ask for it."""
+
+    spec: ModelSpec
+    demand: Demand
+    versions: Iterator[int] = field(default_factory=lambda: count(-1, -1))
+
+    def edit(
+        self, columns: Mapping[str, Any], text: str, cost: float, family: str, *, lean: bool = False,
+        **values: Any,
+    ) -> EditModel:  # fmt: skip
+        """One edit: `columns` as the row would hold them, `values` as the model would."""
+        spec = replace(self.spec, version=next(self.versions), **values)
+        return EditModel(MappingProxyType(dict(columns)), spec, text, cost, family, lean)
+
+    def flag(
+        self, names: tuple[str, ...], value: str, text: str, cost: float, family: str, **more: Any
+    ) -> EditModel:
+        """An edit of one engine flag."""
+        parameters = with_flag(self.spec.backend_parameters, names, value)
+        return self.edit(
+            {"backend_parameters": list(parameters), **more.pop("columns", {})}, text, cost, family,
+            backend_parameters=parameters, **more,
+        )  # fmt: skip
+
+    # -- ideas --------------------------------------------------------------------------------------------
+
+    def parallel(self) -> Iterator[EditModel]:
+        """Other numbers of GPUs: by the engine's flag, and where GPUs are picked by hand for each replica."""
+        names = PARALLEL.get(self.demand.engine)
+        given = self._number(names) if names else None
+        picked = self.spec.gpu_selector
+        per = picked.gpus_per_replica if picked is not None else None
+        if names and given is not None:
+            for size in sorted((s for s in SIZES if s != given), key=lambda s: (abs(s - given), s)):
+                more: dict[str, Any] = {}
+                if picked is not None and per is not None and picked.gpu_ids:
+                    if size > len(picked.gpu_ids):
+                        continue
+                    more = self._per_replica(picked, size)
+                text = f"set --{names[0]} to {size} (it is {given})"
+                yield self.flag(names, str(size), text, 3.0 + 0.01 * abs(size - given), "parallel", **more)
+            parameters = without_flag(self.spec.backend_parameters, names)
+            if parameters is not None and per is None:
+                yield self.edit(
+                    {"backend_parameters": list(parameters)},
+                    f"leave --{names[0]} out (it is {given}): as few GPUs as hold it are taken",
+                    3.2, "parallel", backend_parameters=parameters,
+                )  # fmt: skip
+        elif picked is not None and picked.gpu_ids:
+            now = per or len(picked.gpu_ids)
+            for size in sorted(s for s in range(1, len(picked.gpu_ids) + 1) if s != now):
+                more = self._per_replica(picked, size)
+                columns = more.pop("columns")
+                text = f"set gpu_selector.gpus_per_replica to {size} (it is {now})"
+                yield self.edit(columns, text, 3.0 + 0.01 * abs(size - now), "parallel", **more)
+
+    def length(self) -> Iterator[EditModel]:
+        """Shorter contexts, the longest first."""
+        names = LENGTH.get(self.demand.engine)
+        if names is None:
+            return
+        given = self._number(names)
+        now = given or self._own_length(given)
+        if now <= SHORTEST:
+            return
+        sizes = [s for s in (2**n for n in range(11, 21)) if SHORTEST <= s < now]
+        for n, size in enumerate(sorted(sizes, reverse=True)):
+            text = f"set --{names[0]} to {size} (it is {now})"
+            yield self.flag(names, str(size), text, 4.0 + 0.05 * n, "length")
+
+    def offload(self) -> Iterator[EditModel]:
+        """Parts of the model in RAM, or on several workers."""
+        spec = self.spec
+        if not spec.cpu_offloading and self.demand.engine in (Engine.GGUF, Engine.CUSTOM):
+            yield self.edit({"cpu_offloading": True}, "allow cpu_offloading", 3.6, "offload",
+                            cpu_offloading=True)  # fmt: skip
+        if self.demand.engine is Engine.GGUF:
+            parameters = without_flag(spec.backend_parameters, LAYERS)
+            if parameters is not None:
+                yield self.edit(
+                    {"backend_parameters": list(parameters), "cpu_offloading": True},
+                    f"leave --{LAYERS[0]} out and allow cpu_offloading: GPUs take the layers that fit",
+                    3.7, "offload", backend_parameters=parameters, cpu_offloading=True,
+                )  # fmt: skip
+        if self.demand.spec.distributed_inference_across_workers is False or (
+            self.demand.engine is Engine.GGUF and not self.demand.spec.distributed_inference_across_workers
+        ):
+            yield self.edit(
+                {"distributed_inference_across_workers": True},
+                "allow distributed_inference_across_workers", 3.8, "distributed",
+                distributed_inference_across_workers=True,
+            )  # fmt: skip
+
+    def selectors(self) -> Iterator[EditModel]:
+        """Labels, picked GPUs and the cluster asked for less strictly."""
+        spec = self.spec
+        if spec.worker_selector:
+            yield from self._labels(dict(spec.worker_selector))
+        if spec.gpu_selector is not None and spec.gpu_selector.gpu_ids:
+            yield self.edit({"gpu_selector": None}, "leave gpu_selector out: any GPUs may be taken", 4.4,
+                            "gpu_selector", gpu_selector=None)  # fmt: skip
+        if spec.cluster_id is not None and spec.gpu_type_selector is None:
+            yield self.edit({"cluster_id": None}, "leave the cluster out: workers of any may be taken",
+                            4.6, "cluster", cluster_id=None)  # fmt: skip
+
+    def _labels(self, selector: dict[str, Any]) -> Iterator[EditModel]:
+        structured = structured_selector(selector)
+        given, listed = (selector.get("match"), selector.get("terms")) if structured else (selector, None)
+        match: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+        terms = [t for t in listed if isinstance(t, Mapping)] if isinstance(listed, list) else []
+
+        def made(left: Mapping[str, Any], kept: list[Any]) -> dict[str, Any] | None:
+            if not structured:
+                return dict(left) or None
+            whole = {**selector, "match": dict(left), "terms": kept}
+            filled = {k: v for k, v in whole.items() if v}
+            return filled or None
+
+        for key, value in match.items():
+            left = {k: v for k, v in match.items() if k != key}
+            yield self._selector(made(left, terms), f"drop {key}={value} from worker_selector", 4.0)
+        for n, term in enumerate(terms):
+            kept = [t for m, t in enumerate(terms) if m != n]
+            said = f"{term.get('key')} {term.get('operator')} {term.get('values') or ''}".strip()
+            yield self._selector(made(match, kept), f"drop the term {said} from worker_selector", 4.0)
+        if len(match) + len(terms) > 1:
+            yield self._selector(made({}, []), "drop every required label from worker_selector", 4.2)
+
+    def _selector(self, value: dict[str, Any] | None, text: str, cost: float) -> EditModel:
+        return self.edit({"worker_selector": value}, text, cost, "labels", worker_selector=value)
+
+    def _per_replica(self, picked: GpuSelector, size: int) -> dict[str, Any]:
+        names = [f"{g.worker}:{g.type}:{g.index}" for g in picked.gpu_ids]
+        column: dict[str, Any] = {"gpu_ids": names, "gpus_per_replica": size}
+        if picked.allow_overcommit:
+            column["allow_overcommit"] = True
+        return {
+            "columns": {"gpu_selector": column},
+            "gpu_selector": replace(picked, gpus_per_replica=size),
+        }
+
+    def _own_length(self, given: int | None) -> int:
+        """Tokens that are served where no flag says it; 0 = not known. llama.cpp takes 0 for all it can."""
+        header, hyper = self.demand.facts.gguf, self.demand.facts.hyper
+        if isinstance(header, GgufFacts):
+            trained = header.integer("context_length") or 0
+            return trained if given == 0 else min(trained, GGUF_CONTEXT)
+        return hyper.max_sequence_length if hyper is not None else 0
+
+    def _number(self, names: tuple[str, ...]) -> int | None:
+        try:
+            return parse_flags(self.spec.backend_parameters).integer(*names)
+        except BadRow:
+            return None

@@ -1,0 +1,74 @@
+"""The nearest miss where no worker would hold the instance even if all of it were free: the one whose cards
+come closest, and how many bytes they are too small by. By arithmetic alone, since no decision tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.placement.advice.near_miss import NearMiss
+from gpustackd.placement.context.cards import Cards, cards
+from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.context.search import PlacementContext
+from gpustackd.placement.selectors.registry import EngineSelector
+
+TOLD = 3
+
+
+def too_small(search: PlacementContext) -> list[NearMiss]:
+    """What single workers lack, least first; none where an engine searches in its own way."""
+    rows = np.flatnonzero(search.bits == 0)
+    if not len(rows) or any(isinstance(s, EngineSelector) for s in search.ladder):
+        return []
+    found = cards(search.fleet, rows, search.rules)
+    capacity = np.maximum(search.fleet.vram_capacity[rows], 0)
+    best: dict[int, tuple[int, Ints, int, int]] = {}
+    for code, n in _numbers(search, found):
+        for r, short, chosen, need, offered in _lacking(found, search.rules, code, capacity, n):
+            if short > 0 and (r not in best or short < best[r][0]):
+                best[r] = short, chosen, need, offered
+    order = sorted(best, key=lambda r: (best[r][0], int(search.fleet.worker_id[rows[r]])))
+    return [_miss(search, int(rows[r]), *best[r]) for r in order[:TOLD]]
+
+
+def _numbers(search: PlacementContext, found: Cards) -> Iterator[tuple[int, int]]:
+    """Types of cards, and how many of a type an instance may lie on within one worker."""
+    rules = search.rules
+    steps = {t.step for t in search.ladder}
+    first = 1 if "one_gpu" in steps else 2
+    most = found.free.shape[1] if "one_worker" in steps else 1
+    for code in np.unique(found.type[found.usable]).tolist():
+        for n in range(first, most + 1):
+            if rules.gpu_count in (0, n) and (rules.fixed_world or rules.divisors.allows(n)):
+                yield code, n
+
+
+def _lacking(
+    found: Cards, rules: ResourceRules, code: int, capacity: Ints, n: int
+) -> Iterator[tuple[int, int, Ints, int, int]]:
+    """Of each worker with n such cards: its row, the bytes that they are too small by if they were empty, the
+    cards, the bytes needed of them and what they offer."""
+    mine = found.usable & (found.type == code)
+    share = np.minimum((found.total * found.share).astype(np.int64), capacity)
+    offered = share if rules.taking is ClaimPolicy.SHARE else capacity
+    offered = np.where(mine, offered, -1)
+    order = np.argsort(-offered, axis=1, kind="stable")[:, :n]
+    for r in np.flatnonzero(mine.sum(axis=1) >= n).tolist():
+        sizes = offered[r, order[r]]
+        if rules.taking is ClaimPolicy.SHARE:
+            need, short = rules.vram, rules.vram - int(sizes.sum())
+        else:
+            part = rules.vram if rules.taking is ClaimPolicy.EACH else -(-rules.vram // n)
+            need, short = part * n, int(np.maximum(part - sizes, 0).sum())
+        yield r, short, order[r], need, int(sizes.sum())
+
+
+def _miss(search: PlacementContext, w: int, short: int, chosen: Any, need: int, offered: int) -> NearMiss:
+    fleet = search.fleet
+    row = fleet.row(w)
+    gpus = [fleet.gpu_rows[int(fleet.gpu_id[w, s])] for s in sorted(chosen.tolist())]
+    names = tuple(f"{row.name}:{g.type}:{g.index}" for g in gpus)
+    return NearMiss(row.name, row.id, names, short, 0, need, offered, even_empty=True)

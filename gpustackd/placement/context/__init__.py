@@ -1,0 +1,1 @@
+"""One demand against the fleet: filter mask, cards as arrays, rules; knows no selector."""

@@ -1,0 +1,131 @@
+"""Cards of some workers as arrays: what is free on them and what one of them would be booked.
+
+Everything here is about R worker positions at once, (R, S) for their GPU slots. A single worker is R = 1,
+the whole fleet R = W: the walk over the whole fleet and the few workers that changed are one implementation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Cards:
+    """GPU slots of worker positions `w`. Sizes in bytes."""
+
+    w: Ints
+    """(R,) worker positions."""
+    free: Ints
+    """(R, S) free VRAM; 0 where unusable."""
+    total: Ints
+    """(R, S) total VRAM; -1 where unknown or where no card is."""
+    share: Floats
+    """(R, S) u of the card's type, or one number for all."""
+    type: NDArray[np.int32]
+    """(R, S) type code, -1 = no card."""
+    usable: Bools
+    """(R, S) there, open, of known size, not over-committed, and not excluded."""
+    ram: Ints
+    """(R,) free RAM."""
+    unified: Bools
+    """(R,) one pool for RAM and VRAM."""
+
+    ratio: Floats
+    """(R, S) part of the card that is free."""
+
+
+def cards(fleet: Fleet, rows: Ints, rules: ResourceRules) -> Cards:
+    """The cards of these worker positions as the search may use them."""
+    fleet.renew()
+    kind = fleet.gpu_type[rows]
+    if rules.share_of_type:
+        by_code = np.array([rules.u(t) for t in fleet.types] or [0.0])
+        share = np.where(kind >= 0, by_code[kind], 0.0)
+    else:
+        share = np.asarray(rules.share)
+    free, usable, ratio = fleet.free[rows], fleet.usable[rows], fleet.ratio[rows]
+    eligible = rules.devices(fleet, rows) if rules.devices is not None else None
+    if eligible is not None:
+        free, usable, ratio = free * eligible, usable & eligible, ratio * eligible
+    return Cards(
+        rows, free, fleet.vram_total[rows], share, kind, usable, fleet.ram_free[rows], fleet.unified[rows],
+        ratio,
+    )  # fmt: skip
+
+
+def alone(found: Cards, rules: ResourceRules) -> tuple[Bools, Ints]:
+    """Which cards hold the model by themselves, and what would be booked on each: both (R, S)."""
+    v = rules.vram
+    claim: Ints
+    fits: Bools
+    if rules.taking is ClaimPolicy.SHARE:
+        portion = found.total * found.share
+        claim = portion.astype(np.int64)
+        fits = portion >= v
+        if not fits.any():
+            return fits, claim
+        fits &= found.ratio >= found.share
+        fits &= found.share > 0
+    elif rules.taking is ClaimPolicy.AT_LEAST:
+        claim = np.maximum((found.total * found.share).astype(np.int64), v)
+        fits = found.free >= claim
+    else:
+        claim = np.full(found.free.shape, v, np.int64)
+        fits = found.free >= v
+    fits &= found.usable
+    fits &= claim <= found.free
+    if asks_ram(found, rules):
+        fits &= ram_holds(found, rules, claim, found.ram[:, None], found.unified[:, None])
+    return fits, claim
+
+
+def asks_ram(found: Cards, rules: ResourceRules) -> bool:
+    """Whether RAM can stand in the way at all."""
+    return bool(rules.ram or rules.ram_static or rules.ram_ratio or found.unified.any())
+
+
+def ram_holds(found: Cards, rules: ResourceRules, booked: Ints, ram: Ints, unified: Bools) -> Bools:
+    """Whether a worker has the RAM for a part that books so much VRAM there (on unified memory both come
+    from one pool). `booked`, `ram` and `unified` have one shape, or broadcast to it."""
+    claim: Ints | int
+    if rules.ram_static or not rules.ram_ratio:
+        claim = rules.ram_static or 0
+    else:
+        claim = (booked * rules.ram_ratio).astype(np.int64)
+    asked = np.maximum(claim, rules.ram)
+    held: Bools = (asked == 0) | (asked <= ram)
+    if found.unified.any():
+        held = held & (~unified | (booked + claim <= ram))
+    return held
+
+
+def portions(found: Cards, rules: ResourceRules) -> tuple[Bools, Ints]:
+    """Which cards may take a part in a placement over several cards, and the least booked on each: (R, S).
+
+    Where the need is split (`SPLIT`, `AT_LEAST`), what is booked depends on how many cards share it.
+    """
+    claim: Ints
+    enough: Bools
+    if rules.taking is ClaimPolicy.SHARE:
+        claim = (found.total * found.share).astype(np.int64)
+        enough = found.ratio >= found.share
+        enough &= found.share > 0
+        enough &= claim <= found.free
+    elif rules.taking is ClaimPolicy.SPLIT:
+        claim = np.zeros(found.free.shape, np.int64)
+        enough = found.free > 0
+    elif rules.taking is ClaimPolicy.AT_LEAST:
+        claim = (found.total * found.share).astype(np.int64)
+        enough = (found.free > 0) & (found.free >= claim)
+    else:
+        claim = np.full(found.free.shape, rules.vram, np.int64)
+        enough = found.free >= rules.vram
+    return enough & found.usable, claim

@@ -1,0 +1,176 @@
+"""What a search must hold for one demand: the engine's flags and the estimate, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.engines.divisibility import Divisors
+from gpustackd.engines.flags import COLUMN, BackendParameters
+from gpustackd.engines.vllm_topology import ParallelSizes
+from gpustackd.errors import BadRow
+
+if TYPE_CHECKING:
+    from gpustackd.placement.selectors.gguf.rules import GgufRules
+    from gpustackd.placement.selectors.pool.rules import PoolRequest
+
+NO_DIVISORS = Divisors()
+
+
+class ClaimPolicy(Enum):
+    """How the memory booked on one card follows from the need V."""
+
+    SHARE = "share"
+    """A fixed share of the card, whatever the model needs: int(total * u)."""
+    SPLIT = "split"
+    """The need, split evenly over the cards of the instance."""
+    AT_LEAST = "at_least"
+    """The split, but no less than a fixed share of the card where the engine's flag says so."""
+    EACH = "each"
+    """The whole need on every card (image models)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceRules:
+    """Sizes in bytes. `share` is u of the spec: the part of a card's memory that the engine takes."""
+
+    engine: Engine
+    vram: int
+    taking: ClaimPolicy
+    share: float = 0.0
+    share_of_type: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """u per GPU type where the engine derives it from the cards."""
+    share_flag: str = ""
+    ram: int = 0
+    """RAM that a worker must have free before it is looked at."""
+    ram_static: int | None = None
+    ram_ratio: float | None = None
+    gpu_count: int = 0
+    """Exactly so many GPUs; 0 = as few as hold the model."""
+    fixed_world: bool = False
+    """The flags name the parallel sizes: divisibility concerns the tensor-parallel size alone."""
+    divisors: Divisors = NO_DIVISORS
+    distributed: bool = False
+    fewest: bool = True
+    """Of placements on one worker only those with the fewest GPUs count."""
+    spans: bool = True
+    """Whether an instance may lie on several workers at all."""
+    cpu: bool = False
+    """Whether a place without a GPU is looked at last."""
+    cpu_only: bool = False
+    topology: ParallelSizes | None = None
+    """Sizes that the layout over workers is checked against (executor `mp`)."""
+    grouped: bool = False
+    """Cards of a placement have about the same free memory (SGLang)."""
+    per_worker: int = 0
+    """GPUs that each of several workers gives, where the parallel sizes fix it (MindIE)."""
+    kinds: frozenset[str] = frozenset()
+    """GPU types that an engine's own steps look at (MindIE)."""
+    pool: PoolRequest | None = None
+    """What is asked of a pool of cards."""
+    gguf: GgufRules | None = None
+    """Sizes of a GGUF model by layers on GPUs, and what its flags ask."""
+    addresses: bool = False
+    """Whether the GPUs' network addresses belong to the placement (MindIE)."""
+    unchanged: bool = False
+    """Commit only where the rows are as the decision saw them (whole cards)."""
+    mode: str | None = None
+    devices: Callable[[Fleet, Ints], Bools | None] | None = None
+    """(R, S) cards of some worker positions that the engine runs on, None = all; not set = it runs on any."""
+    by_cpu: Callable[[Fleet, Ints], Bools] | None = None
+    """(R,) positions where the engine runs without an accelerator; not set = anywhere."""
+    replicas: int = 1
+
+    def u(self, gpu_type: str) -> float:
+        """The share for one GPU type."""
+        return self.share_of_type.get(gpu_type, self.share)
+
+    def claim(self, total: int, gpu_type: str, count: int) -> int:
+        """Bytes booked on one card of `total` bytes where `count` cards share the model."""
+        if self.taking is ClaimPolicy.EACH:
+            return self.vram
+        u = self.u(gpu_type)
+        if self.taking is ClaimPolicy.SHARE:
+            return int(total * u)
+        part = -(-self.vram // count)
+        return max(part, int(total * u)) if self.taking is ClaimPolicy.AT_LEAST else part
+
+    def ram_claim(self, vram: int) -> int:
+        """RAM to book on a worker where `vram` is booked (estimate spec section 5)."""
+        if self.ram_static:
+            return self.ram_static
+        return int(vram * self.ram_ratio) if self.ram_ratio and vram else 0
+
+    @property
+    def ram_floor(self) -> int:
+        """RAM that any worker of the placement needs free, whatever VRAM is booked there."""
+        return max(self.ram, self.ram_static or 0)
+
+
+def divisors(demand: Demand, vision: bool) -> Divisors:
+    """Quantities known of the model; the vision part only where the engine splits it."""
+    hyper = demand.facts.hyper
+    if hyper is None:
+        return Divisors()
+    return Divisors(
+        hyper.num_attention_heads or 0, (hyper.vision_heads or 0) if vision else 0, hyper.vocab_size or 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSize:
+    """Parallel sizes that flags give: their product, and which flags they are."""
+
+    size: int
+    labels: tuple[str, ...]
+
+
+def world(parameters: BackendParameters, flags: Sequence[tuple[str, Sequence[str]]]) -> WorldSize | None:
+    """Product of the sizes given; None where no flag is given. Raises BadRow for a size <= 0."""
+    size, labels = 1, []
+    for label, names in flags:
+        value = positive(parameters, names)
+        if value is not None:
+            size *= value
+            labels.append(label)
+    return WorldSize(size, tuple(labels)) if labels else None
+
+
+def positive(parameters: BackendParameters, names: Sequence[str]) -> int | None:
+    """A size given by a flag. Raises BadRow naming flag and value where it is not positive."""
+    value = parameters.integer(*names)
+    if value is not None and value <= 0:
+        raise BadRow(COLUMN, f"--{names[0]} is {value}, it must be positive")
+    return value
+
+
+def gpu_count(spec: ModelSpec, found: WorldSize | None) -> tuple[int, bool]:
+    """How many GPUs, and whether the flags say so (selectors spec section 5); 0 = free choice.
+
+    Raises BadRow where the flags and the hand-picked GPUs contradict each other.
+    """
+    picked = 0
+    if spec.gpu_ids:
+        per = spec.gpu_selector.gpus_per_replica if spec.gpu_selector else None
+        picked = per or len(spec.gpu_ids)
+        if per and per > len(spec.gpu_ids):
+            raise BadRow(
+                "gpu_selector.gpus_per_replica", f"{per} is more than the {len(spec.gpu_ids)} GPUs selected"
+            )
+    if found is None:
+        return picked, False
+    if picked and picked != found.size:
+        if spec.skips_gpu_count_check:
+            return picked, False
+        raise BadRow(
+            "gpu_selector",
+            f"{picked} GPUs are selected per replica, but {'/'.join(found.labels)} ask for {found.size}",
+            "change either, or set GPUSTACK_SKIP_GPU_COUNT_CHECK=1 in the model's env",
+        )
+    return found.size, True

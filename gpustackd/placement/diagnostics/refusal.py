@@ -1,0 +1,110 @@
+"""Why there is no place: the facts of selectors spec section 8 and filters spec section 7, for people
+and as data. Text is made here only, for the answer that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gpustackd.domain.demand import Demand
+from gpustackd.domain.model_spec import Source
+from gpustackd.domain.outcome import Cure, NoFit, PoolStep, Reason
+from gpustackd.errors import BadRow
+from gpustackd.placement.context.search import PlacementContext
+from gpustackd.placement.diagnostics.faults import StageFault
+from gpustackd.placement.diagnostics.needs import needs
+from gpustackd.placement.filters import chain
+from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.filters.foreign import held_by_others
+from gpustackd.placement.selectors.generic.diagnostics import shortfall
+from gpustackd.placement.selectors.manual.search import ManualSelector
+from gpustackd.placement.selectors.registry import EngineSelector
+
+LIMIT = 3500
+"""Bytes of a message, so that the row and the log stay readable at any fleet size."""
+
+ROOM = {f"gpu_selector.{c}" for c in ("in_use", "overcommit", "heterogeneous", "ram", "too_few")}
+"""Refusals of hand-picked GPUs where it matters how much the model needs, …"""
+OUT = "gpu_selector.worker_out"
+"""… but not where a worker that takes nothing is in the way (FR-19): nobody is to buy memory for it."""
+
+
+def refuse(search: PlacementContext) -> NoFit:
+    """The refusal for a search whose ladder found nothing."""
+    search.refresh()
+    fleet = search.fleet
+    reasons, cures = chain.refusals(search.filters, fleet, search.bits, fleet.alive, search.faults)
+    if search.rules.devices is not None:  # of a worker that stays, some cards may be out of the question
+        cures |= Cure.BACKENDS
+    rows = np.flatnonzero(search.bits == 0)
+    others = held_by_others(fleet, rows)
+    if others is not None:
+        cures |= Cure.CAPACITY
+    for step in search.ladder:
+        if isinstance(step, ManualSelector):  # workers that were never meant are no news
+            reasons = step.reasons()
+            codes = {r.code for r in reasons}
+            if codes & ROOM and OUT not in codes:
+                reasons.insert(0, needs(search.demand, search.rules))
+            reasons.extend([others] if others is not None else [])
+            return answer(reasons, cures | Cure.CAPACITY | Cure.WORKER | Cure.MODEL, search.pool)
+    own = [step for step in search.ladder if isinstance(step, EngineSelector)]
+    if own:
+        if search.demand.spec.gpu_ids:
+            reasons = []  # as above
+        if len(rows):
+            reasons.append(needs(search.demand, search.rules))
+        for step in own:
+            lacking, cure = step.lacking(rows)
+            reasons.extend(lacking)
+            cures |= cure
+    elif len(rows):
+        reasons.extend(shortfall(search, rows))
+        cures |= Cure.CAPACITY
+    reasons.extend([others] if others is not None else [])
+    return answer(reasons, cures | Cure.WORKER | Cure.MODEL, search.pool)
+
+
+def unusable(problem: BadRow) -> NoFit:
+    """A model that asks for something that cannot be: only an edit helps."""
+    reason = Reason("model.unusable", "parameters", str(problem), {"field": problem.field})
+    return answer([reason], Cure.MODEL, ())
+
+
+def unknown_size(demand: Demand) -> NoFit:
+    """A model whose size is not known: nothing is placed on a guess."""
+    why = demand.need.unknown_because or demand.facts.unknown_because or "its files could not be read"
+    reason = Reason("estimate.unknown", "estimate", f"the size of the model is not known: {why}"[:600], {})
+    cures = Cure.TIME | Cure.MODEL | Cure.FILES
+    if demand.spec.source is Source.LOCAL_PATH:  # workers are asked for files that are not on this host
+        cures |= Cure.WORKER
+    return answer([reason], cures, ())
+
+
+def answer(reasons: Sequence[Reason], cures: Cure, pool: tuple[PoolStep, ...]) -> NoFit:
+    """Reasons as one message that people read."""
+    lines = [r.text for r in reasons]
+    if pool:
+        total = pool[0].total
+        head = f"No place among {workers(total)}" if total else "No place: there are no workers"
+        lines = [f"{head}{':' if lines else '.'}", *(f"- {line}" for line in lines)]
+    return NoFit(tuple(reasons), clipped("\n".join(lines)), cures, pool)
+
+
+def with_faults(outcome: NoFit, found: Mapping[str, StageFault]) -> NoFit:
+    """The refusal with what failed on the way to it told first: perhaps it is the cause."""
+    if not found:
+        return outcome
+    faults = tuple(f.as_reason() for f in found.values())
+    head, _, rest = outcome.message.partition("\n")
+    message = "\n".join(filter(None, (head, *(f"- {f.text}" for f in faults), rest)))
+    return replace(outcome, reasons=(*faults, *outcome.reasons), message=clipped(message), faults=faults,
+                   cures=outcome.cures | Cure.TIME)  # fmt: skip
+
+
+def clipped(text: str) -> str:
+    """The text, cut where it would be longer than a message may be (in bytes)."""
+    raw = text.encode()
+    return text if len(raw) <= LIMIT else raw[:LIMIT].decode(errors="ignore") + " …"

@@ -1,0 +1,167 @@
+"""What the workers lack for a MindIE model: why each was passed over, and the best that there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.outcome import Reason
+from gpustackd.placement.context.cards import Cards, ram_holds
+from gpustackd.placement.context.distributed_limit import mask
+from gpustackd.placement.context.resource_rules import ResourceRules
+from gpustackd.placement.diagnostics.wording import gib, gib_number, some
+from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.selectors.ascend.npus import Npus, linked
+
+if TYPE_CHECKING:
+    from gpustackd.placement.selectors.ascend.search import MultiWorkerNpuSelector, SingleWorkerNpuSelector
+
+SHOWN = 3
+
+
+def one_worker(step: SingleWorkerNpuSelector, rows: Ints) -> list[Reason]:
+    """Causes by worker, then the worker that offers most."""
+    fleet, rules = step.fleet, step.rules
+    found, offer = step.offer(rows)
+    has = offer.mine.any(axis=1)
+    lean = has & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
+    full = has & ~lean & (offer.have == 0)
+    reasons: list[Reason] = []
+    if not has.all():
+        count = int(np.count_nonzero(~has))
+        reasons.append(_fit("no_npu", f"{workers(count)} {_have(count)} no NPU", workers=count))
+    if lean.any():
+        reasons.append(_ram(fleet, rules, rows, found, lean))
+    if full.any():
+        reasons.append(_fraction(fleet, rules, rows, found, offer, full))
+    good = has & ~lean & ~full
+    if good.any():
+        reasons.extend(_largest(step, rows, offer, good))
+    return reasons
+
+
+def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, found: Cards, lean: Bools) -> Reason:
+    count = int(np.count_nonzero(lean))
+    need = rules.ram_floor
+    at = int(np.argmax(np.where(lean, found.ram, -1)))
+    name, free = fleet.row(int(rows[at])).name, int(found.ram[at])
+    text = (
+        f"{workers(count)} {_have(count)} too little RAM; the most is free on {name}: "
+        f"{gib(free)} of the {gib(need)} needed"
+    )
+    return _fit("ram", text, workers=count, worker=name, free_bytes=free, need_bytes=need)
+
+
+def _fraction(
+    fleet: Fleet, rules: ResourceRules, rows: Ints, found: Cards, offer: Npus, full: Bools
+) -> Reason:
+    count = int(np.count_nonzero(full))
+    free = np.where(offer.mine & found.usable & full[:, None], found.free, -1)
+    r, s = np.unravel_index(int(np.argmax(free)), free.shape)
+    text = f"{workers(count)} {_have(count)} no NPU of which {rules.share:g} is free"
+    params: dict[str, Any] = {"workers": count, "fraction": rules.share}
+    if free[r, s] >= 0:
+        npu = f"{fleet.row(int(rows[r])).name}:{int(fleet.gpu_index[rows[r], s])}"
+        text += f"; the freest is {npu}: {gib(int(free[r, s]))} of the {gib(int(offer.claim[r, s]))} needed"
+        params |= {"npu": npu, "free_bytes": int(free[r, s]), "need_bytes": int(offer.claim[r, s])}
+    return _fit("fraction", text, **params)
+
+
+def _largest(step: SingleWorkerNpuSelector, rows: Ints, offer: Npus, good: Bools) -> list[Reason]:
+    """The worker whose NPUs book most together; on even terms the one with fewer of them."""
+    fleet, rules = step.fleet, step.rules
+    total = np.where(good, offer.sums[:, -1], -1)
+    r = int(np.argmax(total))
+    name = fleet.row(int(rows[r])).name
+    have, there = int(offer.have[r]), int(np.count_nonzero(offer.mine[r]))
+    text = (
+        f"one worker: the most is offered by {name}, {gib(int(total[r]))} on {have} of its {there} NPUs, "
+        f"needed {gib(rules.vram)}"
+    )
+    params: dict[str, Any] = {
+        "worker": name, "offer_bytes": int(total[r]), "offer_gib": gib_number(int(total[r])),
+        "npus_ok": have, "npus": there, "need_bytes": rules.vram,
+    }  # fmt: skip
+    most = int(offer.have.max())
+    if rules.gpu_count and most < rules.gpu_count:
+        text += f"; {rules.gpu_count} NPUs are asked for, no worker has more than {most} free"
+        params |= {"asked": rules.gpu_count, "most": most}
+    elif not rules.gpu_count and total[r] >= rules.vram:
+        fewest = int(np.searchsorted(offer.sums[r, :have], rules.vram)) + 1
+        complaint = rules.divisors.complaint(fewest)
+        if complaint is not None:
+            text += f"; {fewest} NPUs would hold it, but {complaint}, nor is there another number that serves"
+            params |= {"indivisible": complaint.as_params()}
+    if not rules.distributed:
+        text += "; distributed inference across workers is off for this model"
+    return [_fit("one_worker", text, **params)]
+
+
+def many_workers(step: MultiWorkerNpuSelector, rows: Ints) -> list[Reason]:
+    """The combination that offers most, and how many other workers could not take part in it."""
+    fleet, rules = step.fleet, step.rules
+    step.refresh()
+    best: tuple[int, int, int] | None = None
+    for n, each in reversed(list(enumerate(step.levels))):
+        booked = step.booked[n]
+        members = int(np.count_nonzero(booked > 0))
+        offer = int(booked[booked > 0].sum())
+        if members >= 2 and (best is None or offer > best[0]):
+            best = (offer, n, each)
+    aside = "choosing GPUs by hand remains possible"
+    there = np.count_nonzero(fleet.gpu_id[rows] != 0, axis=1)
+    if best is None:
+        text = "several workers: no two of them can give the same number of NPUs"
+        params: dict[str, Any] = {}
+        if rules.gpu_count and rules.per_worker:
+            text += f" ({rules.per_worker} each, {rules.gpu_count} in all)"
+            params = {"each": rules.per_worker, "asked": rules.gpu_count}
+        return [_fit("no_combination", f"{text}{_others(step, rows, params)}; {aside}", **params)]
+    offer, n, each = best
+    givers = np.flatnonzero(step.booked[n] > 0)
+    names = [fleet.row(w).name for w in givers[:SHOWN].tolist()]
+    text = (
+        f"several workers: {some(names, SHOWN, len(givers))}, with {each} "
+        f"NPU{'s' if each > 1 else ''} each, offer {gib(offer)} together, needed {gib(rules.vram)}"
+    )
+    params = {
+        "names": names, "workers": len(givers), "each": each, "offer_bytes": offer,
+        "offer_gib": gib_number(offer), "need_bytes": rules.vram,
+    }  # fmt: skip
+    failing = int(np.count_nonzero(there >= each)) - len(givers)
+    if failing > 0:
+        text += f"; {failing} more with as many NPUs cannot give them"
+        params["failing"] = failing
+    if rules.gpu_count and rules.gpu_count > each * len(givers):
+        text += f"; {rules.gpu_count} NPUs are asked for, {each * len(givers)} are there"
+        params["asked"] = rules.gpu_count
+    elif not rules.gpu_count and offer >= rules.vram:
+        text += f"; {rules.divisors.complaint(each * len(givers)) or 'no number of them divides the model'}"
+    return [_fit("many_workers", f"{text}{_others(step, rows, params)}; {aside}", **params)]
+
+
+def _others(step: MultiWorkerNpuSelector, rows: Ints, params: dict[str, Any]) -> str:
+    """Workers that are kept from a placement over several workers by something else than memory."""
+    fleet = step.fleet
+    found, offer = step.offer(rows)
+    taken = int(np.count_nonzero(offer.mine.any(axis=1) & ~mask(fleet, rows, step.rules.engine)))
+    own = offer.mine & found.usable
+    dark = int(np.count_nonzero(own.any(axis=1) & ~linked(fleet, rows, own).any(axis=1)))
+    text = ""
+    if taken:
+        text += f"; {workers(taken)} {'holds' if taken == 1 else 'hold'} another distributed instance already"
+        params["taken"] = taken
+    if dark:
+        text += f"; {workers(dark)} {_have(dark)} no NPU with a network address that is up"
+        params["unlinked"] = dark
+    return text
+
+
+def _fit(code: str, text: str, **params: Any) -> Reason:
+    return Reason(f"fit.{code}", "fit", text, params)
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"

@@ -1,0 +1,201 @@
+"""The steps for MindIE: NPUs of one worker, then as many NPUs from each of several workers (Ascend spec).
+
+A worker's NPUs are taken freest first, and every worker offers one candidate. Over several workers each
+gives the same number L of NPUs; of all L that serve, the one that needs the fewest workers is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustackd.domain.fleet.fleet import Bools, Ints
+from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.placement.context.cards import Cards, cards, ram_holds
+from gpustackd.placement.context.distributed_limit import mask
+from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
+from gpustackd.placement.scoring.ranker import Floats
+from gpustackd.placement.selectors.ascend import diagnostics
+from gpustackd.placement.selectors.ascend.npus import Npus, levels, linked, npus, sizes, slots_of
+from gpustackd.placement.selectors.generic.single_worker import FleetSelector, SingleWorkerSelector
+
+if TYPE_CHECKING:
+    from gpustackd.placement.context.search import PlacementContext
+
+NONE = -1
+
+
+class SingleWorkerNpuSelector(SingleWorkerSelector):
+    """As few NPUs of one worker as hold the model, or as many as the parallel sizes ask for."""
+
+    step = "one_worker"
+
+    def allocate(self, size: int) -> None:
+        super().allocate(size)
+        self.reach = np.zeros(size, np.int64)
+        """What all NPUs of a worker that have their fraction free offer together."""
+
+    def hopeless(self) -> bool:
+        return self.rules.vram > self.fleet.largest[1]
+
+    def look(self, rows: Ints) -> None:
+        found, offer = self.offer(rows)
+        count, booked = self.fewest(found, offer)
+        self.count[rows] = count
+        self.booked[rows] = booked
+        if not count.any():
+            return
+        claim = np.where(offer.eligible, offer.claim, 0)
+        view = self.search.seats(found, claim, booked[:, None])
+        self.value[rows] = self.scorer.taken(view, offer.taken(count))
+
+    def offer(self, rows: Ints) -> tuple[Cards, Npus]:
+        found = cards(self.fleet, rows, self.rules)
+        return found, npus(found, self.rules, self.fleet)
+
+    def fewest(self, found: Cards, offer: Npus) -> tuple[NDArray[np.int64], Ints]:
+        """(R,) how many NPUs hold the model, 0 = none do, and what they book together."""
+        rules = self.rules
+        count = np.zeros(len(found.w), np.int64)
+        booked = np.zeros(len(found.w), np.int64)
+        for n in sizes(rules, self.fleet.slots):
+            held = (count == 0) & offer.holding(n, rules.vram)
+            held &= ram_holds(found, rules, offer.sums[:, n - 1], found.ram, found.unified)
+            count[held] = n
+            booked[held] = offer.sums[held, n - 1]
+        return count, booked
+
+    def seat(self, w: int, turn: int) -> GpuAllocation:
+        found, offer = self.offer(np.array([w]))
+        return seat(w, 0, int(self.count[w]), found, offer, turn)
+
+    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
+        reasons = diagnostics.one_worker(self, rows) if len(rows) else []
+        return reasons, Cure.CAPACITY | Cure.WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """So many of these workers (positions) hold the model with `each` NPUs."""
+
+    level: int
+    each: int
+    hosts: int
+    booked: int
+    members: Ints
+
+
+class MultiWorkerNpuSelector(FleetSelector):
+    """As many NPUs of each of several workers; all of them linked into the network of NPUs."""
+
+    step = "many_workers"
+
+    def allocate(self, size: int) -> None:
+        self.levels = levels(self.rules, self.fleet.slots)
+        self.booked = np.full((len(self.levels), size), NONE, np.int64)
+        """What a worker books when it gives so many NPUs; -1 = it cannot."""
+        self.value: Floats = np.zeros((len(self.levels), size))
+
+    def compute(self, rows: Ints, passing: Ints) -> None:
+        self.booked[:, rows] = NONE
+        if not len(passing) or not self.levels:
+            return
+        found, offer = self.offer(passing)
+        may: Bools = mask(self.fleet, passing, self.rules.engine)
+        claim = np.where(offer.eligible, offer.claim, 0)
+        for n, each in enumerate(self.levels):
+            sums = offer.sums[:, each - 1]
+            ok = may & (offer.have >= each)
+            ok &= ram_holds(found, self.rules, sums, found.ram, found.unified)
+            if not ok.any():
+                continue
+            self.booked[n, passing[ok]] = sums[ok]
+            view = self.search.seats(found, claim, sums[:, None])
+            taken = offer.taken(np.where(ok, each, 0))
+            self.value[n, passing[ok]] = self.scorer.taken(view, taken)[ok]
+
+    def offer(self, rows: Ints) -> tuple[Cards, Npus]:
+        found = cards(self.fleet, rows, self.rules)
+        every = npus(found, self.rules, self.fleet)
+        return found, npus(found, self.rules, self.fleet, linked(self.fleet, rows, every.eligible))
+
+    # -- choosing ----------------------------------------------------------------------------------------
+
+    def choose(self, turn: int) -> Candidate | None:
+        self.refresh()
+        options = [o for o in map(self.option, range(len(self.levels))) if o is not None]
+        if not options:
+            return None
+        best = min(options, key=lambda o: (o.hosts, o.booked))
+        scores, parts = self.search.rank(best.members, self.value[best.level][best.members])
+        chosen = self.search.hosts(best.members, scores, best.hosts, turn)
+        seats = self.seats(best.members[chosen], best.each, turn)
+        found = self.search.pick([Candidate(seats, self.step)], turn)
+        also = self.search.others(best.members, scores, parts, chosen, best.each * best.hosts)
+        return replace(found, also=(*found.also, *also))
+
+    def option(self, level: int) -> Option | None:
+        """The fewest workers that hold the model with this many NPUs each, and who may be among them."""
+        rules, each = self.rules, self.levels[level]
+        members = np.flatnonzero(self.booked[level] > 0)
+        booked = self.booked[level][members]
+        order = np.argsort(-booked, kind="stable")
+        sums = np.cumsum(booked[order])
+        hosts = self._hosts(each, sums)
+        if hosts is None:
+            return None
+        holding = members[booked * hosts >= max(rules.vram, 1)]
+        if len(holding) < hosts:
+            holding = members[order[:hosts]]
+        return Option(level, each, hosts, int(sums[hosts - 1]), holding)
+
+    def _hosts(self, each: int, sums: Ints) -> int | None:
+        """How many workers, of which the n best offer `sums[n - 1]` together."""
+        rules = self.rules
+        if rules.gpu_count:
+            hosts, rest = divmod(rules.gpu_count, each)
+            serves = not rest and 2 <= hosts <= len(sums) and sums[hosts - 1] >= rules.vram
+            return hosts if serves else None
+        fewest = max(2, int(np.searchsorted(sums, rules.vram)) + 1)
+        known = rules.divisors.num_attention_heads or rules.divisors.vocab_size
+        most = min(len(sums), known // each) if known else len(sums)
+        return next((h for h in range(fewest, most + 1) if rules.divisors.allows(h * each)), None)
+
+    def seats(self, positions: Ints, each: int, turn: int) -> tuple[GpuAllocation, ...]:
+        """So many NPUs of each of these workers, main worker first."""
+        found, offer = self.offer(positions)
+        there = np.count_nonzero(self.fleet.gpu_id[positions] != 0, axis=1)
+        return tuple(
+            seat(w, r, each, found, offer, turn, of=int(there[r]) if r else None)
+            for r, w in enumerate(positions.tolist())
+        )
+
+    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
+        reasons = diagnostics.many_workers(self, rows) if len(rows) else []
+        return reasons, Cure.CAPACITY | Cure.WORKER
+
+
+def seat(
+    w: int,
+    r: int,
+    n: int,
+    found: Cards,
+    offer: Npus,
+    turn: int,
+    *,
+    of: int | None = None,
+) -> GpuAllocation:
+    """n NPUs of the worker in row r."""
+    slots = slots_of(offer, r, n, found.free[r].tolist(), turn)
+    return GpuAllocation(w, tuple(slots), tuple(int(offer.claim[r, s]) for s in slots), of)
+
+
+def npu_ladder(search: PlacementContext) -> tuple[SingleWorkerNpuSelector | MultiWorkerNpuSelector, ...]:
+    """The steps for one demand."""
+    one = SingleWorkerNpuSelector(search)
+    if search.rules.distributed and search.rules.gpu_count != 1:
+        return one, MultiWorkerNpuSelector(search)
+    return (one,)

@@ -1,0 +1,126 @@
+"""Workers whose cards would do, and which something else keeps out: RAM that goes with what is booked on the
+cards, or a part of another distributed instance of the same engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.outcome import Reason
+from gpustackd.placement.context.cards import Cards, alone, ram_holds
+from gpustackd.placement.context.distributed_limit import mask, occupant
+from gpustackd.placement.context.resource_rules import ResourceRules
+from gpustackd.placement.diagnostics.wording import gib, some
+from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.selectors.generic.gpu_sets import several
+
+if TYPE_CHECKING:
+    from gpustackd.placement.context.search import PlacementContext
+
+SHOWN = 3
+
+
+def lean(search: PlacementContext, rows: Ints, found: Cards) -> tuple[Bools, Reason | None]:
+    """(R,) workers whose cards hold the model by themselves, but not with the RAM that then is needed: a
+    ratio of what is booked, or all of it from one pool. And the nearest of them, in words."""
+    rules = search.rules
+    nobody: Bools = np.zeros(len(rows), np.bool_)
+    if not rules.ram_ratio and not found.unified.any():
+        return nobody, None
+    booked = _booked(search, found)
+    short: Bools = (booked >= 0) & ~ram_holds(found, rules, booked, found.ram, found.unified)
+    if not short.any():
+        return nobody, None
+    need = np.array([_need(rules, int(b), bool(u)) for b, u in zip(booked, found.unified, strict=True)])
+    at = int(np.argmin(np.where(short, need - found.ram, np.iinfo(np.int64).max)))
+    count, name = int(np.count_nonzero(short)), search.fleet.row(int(rows[at])).name
+    text = (
+        f"{workers(count)} {'has' if count == 1 else 'have'} the GPU memory, but too little RAM with it; the "
+        f"nearest is {_words(rules, name, int(found.ram[at]), int(booked[at]), bool(found.unified[at]))}"
+    )
+    return short, _ram(text, name, int(found.ram[at]), int(need[at]), int(booked[at]), workers=count)
+
+
+def _booked(search: PlacementContext, found: Cards) -> Ints:
+    """(R,) least VRAM that a placement on that worker books where RAM is no matter; -1 = none is possible."""
+    rules = replace(search.rules, ram=0, ram_static=None, ram_ratio=None)
+    steps = {t.step for t in search.ladder}
+    most = np.iinfo(np.int64).max
+    booked: Ints = np.full(len(found.w), -1, np.int64)
+    if "one_gpu" in steps:
+        fits, claim = alone(found, rules)
+        any_ = fits.any(axis=1)
+        booked[any_] = np.where(fits, claim, most).min(axis=1)[any_]
+    if "one_worker" in steps:
+        for code in np.unique(found.type[found.usable]).tolist():
+            offer = several(found, rules, code)
+            new = (offer.count > 0) & (booked < 0)
+            booked[new] = offer.booked[new]
+    return booked
+
+
+def kept_out(search: PlacementContext, rows: Ints) -> tuple[str, dict[str, Any]]:
+    """Workers that may not take part in another distributed instance, for the end of a line; and as data."""
+    fleet, engine = search.fleet, search.rules.engine
+    taken = rows[~mask(fleet, rows, engine)].tolist()
+    if not taken:
+        return "", {}
+    names = [fleet.row(w).name for w in taken[:SHOWN]]
+    holders = list(dict.fromkeys(occupant(fleet, w, engine) for w in taken[:SHOWN]))
+    hold = "holds" if len(taken) == 1 else "hold"
+    text = f"; {some(names, SHOWN, len(taken))} {hold} a part of another distributed instance already"
+    text += f" ({some([str(h) for h in holders], SHOWN)})"
+    return text, {"taken": len(taken), "taken_workers": names, "instances": holders}
+
+
+def picked(
+    fleet: Fleet, rules: ResourceRules, booked: Mapping[int, int], full: Sequence[int]
+) -> Reason | None:
+    """What keeps hand-picked cards out. `booked`: VRAM that would be booked, by worker position; `full`: the
+    positions that hold a part of another distributed instance, where one over workers is needed."""
+    if full:
+        name, holder = fleet.row(full[0]).name, occupant(fleet, full[0], rules.engine)
+        text = f"worker {name} holds a part of another distributed instance already ({holder})"
+        params = {"worker": name, "instance": holder, "workers": [fleet.row(w).name for w in full[:SHOWN]]}
+        return Reason("gpu_selector.taken", "gpu_selector", text, params)
+    free = {w: int(fleet.free_ram(np.array([w]))[0]) for w in booked}
+    short = {
+        w: need - free[w]
+        for w, b in booked.items()
+        if (need := _need(rules, b, bool(fleet.unified[w]))) > free[w]
+    }
+    if not short:
+        return None
+    w = max(short, key=lambda w: short[w])
+    name, unified = fleet.row(w).name, bool(fleet.unified[w])
+    text = (
+        f"too little RAM on the worker of selected GPUs: {_words(rules, name, free[w], booked[w], unified)}"
+    )
+    return _ram(text, name, free[w], _need(rules, booked[w], unified), booked[w], stage="gpu_selector")
+
+
+def _need(rules: ResourceRules, booked: int, unified: bool) -> int:
+    """Bytes that a worker must have free: RAM, and on unified memory what its cards book as well."""
+    claim = rules.ram_claim(booked)
+    return max(claim + booked if unified else claim, rules.ram)
+
+
+def _words(rules: ResourceRules, name: str, free: int, booked: int, unified: bool) -> str:
+    need = gib(_need(rules, booked, unified))
+    if unified:
+        return f"{name}: {gib(free)} of its one memory are free, {need} are needed for GPU and RAM together"
+    text = f"{name}: {gib(free)} of the {need} needed"
+    if rules.ram_ratio and not rules.ram_static:
+        text += f", {rules.ram_ratio:g} times the {gib(booked)} that are booked on its GPUs"
+    return text
+
+
+def _ram(
+    text: str, name: str, free: int, need: int, booked: int, *, stage: str = "fit", **more: Any
+) -> Reason:
+    params = {"worker": name, "free_bytes": free, "need_bytes": need, "booked_bytes": booked, **more}
+    return Reason(f"{stage}.ram", stage, text, params)

@@ -1,0 +1,255 @@
+"""What is missing on the workers that passed every filter: causes with counts, and the best that is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpustackd.domain.fleet.fleet import UNKNOWN, Fleet, Ints
+from gpustackd.domain.outcome import Reason
+from gpustackd.engines.divisibility import Indivisible
+from gpustackd.placement.context.cards import Cards, cards, portions, ram_holds
+from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.context.search import PlacementContext
+from gpustackd.placement.diagnostics.needs import needs
+from gpustackd.placement.diagnostics.wording import gib, some
+from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.selectors import blocked_workers
+from gpustackd.placement.selectors.generic.multi_worker import MultiWorkerSelector
+
+SHOWN = 3
+BY_HAND = "; choosing GPUs by hand remains possible"
+
+
+def shortfall(search: PlacementContext, rows: Ints) -> list[Reason]:
+    """Causes on the workers that passed every filter, each with the number of workers it holds for."""
+    fleet, rules = search.fleet, search.rules
+    found = cards(fleet, rows, rules)
+    present = fleet.gpu_id[rows] != 0
+    has_gpu = present.any(axis=1)
+    usable = found.usable.any(axis=1)
+    short_of_ram = usable & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
+    lean, with_it = blocked_workers.lean(search, rows, found)
+    lean &= ~short_of_ram
+    short = usable & ~short_of_ram & ~lean
+    if rules.cpu_only:
+        return [_cpu(search, rows)]
+    reasons = [needs(search.demand, rules)]
+    if not has_gpu.all():
+        count = int(np.count_nonzero(~has_gpu))
+        reasons.append(_fit("no_gpu", f"{workers(count)} {_have(count)} no GPU", workers=count))
+    if (has_gpu & ~usable).any():
+        reasons.append(_closed(fleet, rows[has_gpu & ~usable]))
+    if short_of_ram.any():
+        reasons.append(_ram(fleet, rules, rows, found, short_of_ram))
+    if with_it is not None and lean.any():
+        reasons.append(with_it)
+    reasons.extend(_too_small_cards(search))
+    if short.any():
+        at = np.flatnonzero(short)
+        reasons.extend(_vram(search, _subset(found, at), rows[at]))
+    if rules.cpu:
+        reasons.append(_cpu(search, rows))
+    return reasons
+
+
+def _too_small_cards(search: PlacementContext) -> list[Reason]:
+    """GPU types on which the engine's own reserve leaves nothing for the model."""
+    reasons: list[Reason] = []
+    for kind, f in search.fractions.items():
+        if f.value <= 0:
+            text = (
+                f"on cards of type {kind} the engine reserves {f.reserved / 1024:.2f} GiB, and the smallest "
+                f"has {f.card / 1024:.2f} GiB: nothing is left for the model"
+            )
+            reasons.append(_fit("no_fraction", text, type=kind, fraction=f.value, reserved_mib=f.reserved,
+                                card_mib=f.card))  # fmt: skip
+    return reasons
+
+
+def _cpu(search: PlacementContext, rows: Ints) -> Reason:
+    """CPU inference is possible, and RAM is short for it."""
+    need = search.rules.ram_floor
+    ram = search.fleet.free_ram(rows)
+    at = int(np.argmax(ram))
+    name = search.fleet.row(int(rows[at])).name
+    text = f"without a GPU {gib(need)} of RAM are needed; the most is free on {name}: {gib(int(ram[at]))}"
+    return _fit("cpu", text, worker=name, free_bytes=int(ram[at]), need_bytes=need)
+
+
+def _closed(fleet: Fleet, rows: Ints) -> Reason:
+    there = fleet.gpu_id[rows] != 0
+    over = int(np.count_nonzero(there & fleet.gpu_over[rows]))
+    closed = int(np.count_nonzero(there & ~fleet.gpu_open[rows] & ~fleet.gpu_over[rows]))
+    unknown = int(
+        np.count_nonzero(there & ((fleet.vram_capacity[rows] == UNKNOWN) | (fleet.vram_total[rows] <= 0)))
+    )
+    causes = [
+        f"{n} {word}"
+        for n, word in ((closed, "closed"), (unknown, "of unknown memory"), (over, "over-committed"))
+        if n
+    ]
+    count = len(rows)
+    text = f"{workers(count)} {_have(count)} no usable GPU ({', '.join(causes)})"
+    return _fit("no_usable_gpu", text, workers=count, closed=closed, unknown=unknown, over_committed=over)
+
+
+def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, found: Cards, short: np.ndarray[Any, Any]) -> Reason:
+    count = int(np.count_nonzero(short))
+    need = max(rules.ram, rules.ram_static or 0)
+    ram = np.where(short, found.ram, -1)
+    at = int(np.argmax(ram))
+    name = fleet.row(int(rows[at])).name
+    text = (
+        f"{workers(count)} {_have(count)} too little RAM; the most is free on {name}: "
+        f"{gib(int(ram[at]))} of the {gib(need)} needed"
+    )
+    return _fit("ram", text, workers=count, worker=name, free_bytes=int(ram[at]), need_bytes=need)
+
+
+def _vram(search: PlacementContext, found: Cards, rows: Ints) -> list[Reason]:
+    """Too little GPU memory: the best single card, the best worker, in real free bytes."""
+    fleet, rules = search.fleet, search.rules
+    count = len(rows)
+    head = f"{workers(count)} {_have(count)} too little free GPU memory"
+    if rules.gpu_count > most_of_a_type(found):
+        head = f"{workers(count)} {_have(count)} fewer than {rules.gpu_count} usable GPUs of one type"
+    reasons: list[Reason] = []
+    steps = {t.step for t in search.ladder}
+    if "one_gpu" in steps:
+        r, s = np.unravel_index(int(np.argmax(found.free)), found.free.shape)
+        index = int(fleet.gpu_index[rows[r], s])
+        name = f"{fleet.row(int(rows[r])).name}:{fleet.types[int(found.type[r, s])]}:{index}"
+        free, total = int(found.free[r, s]), int(found.total[r, s])
+        percent = int(100 * free / total) if total > 1 else 0
+        text = f"{head}; the largest free GPU is {name}: {gib(free)} free of {gib(total)} ({percent} %)"
+        text += f", needed {gib(rules.vram)}"
+        if rules.taking is ClaimPolicy.EACH:
+            text += " on every GPU that takes a part"
+        reasons.append(
+            _fit("one_gpu", text, workers=count, gpu=name, free_bytes=free, total_bytes=total,
+                 free_percent=percent, need_bytes=rules.vram)
+        )  # fmt: skip
+        head = "several GPUs of one worker"
+    if "one_worker" in steps:
+        reasons.extend(_one_worker(search, found, rows, head))
+        head = "several workers"
+    for step in search.ladder:
+        if isinstance(step, MultiWorkerSelector):
+            reasons.extend(_over_workers(search, step, rows, head))
+    return reasons
+
+
+def most_of_a_type(found: Cards) -> int:
+    """Most usable cards of one type that any of the workers has."""
+    kinds = np.unique(found.type[found.usable]).tolist()
+    return max((int(((found.type == k) & found.usable).sum(axis=1).max()) for k in kinds), default=0)
+
+
+def _one_worker(search: PlacementContext, found: Cards, rows: Ints, head: str) -> list[Reason]:
+    fleet, rules = search.fleet, search.rules
+    enough, least = portions(found, rules)
+    best: tuple[int, int, int, int, int] | None = None
+    for code in np.unique(found.type[found.usable]).tolist():
+        mine = found.usable & (found.type == code)
+        size = np.count_nonzero(mine, axis=1)
+        sums = np.where(mine, found.free, 0).sum(axis=1)
+        sums[size < 2] = -1
+        at = int(np.argmax(sums))
+        if sums[at] >= 0 and (best is None or sums[at] > best[0]):
+            good = mine[at] & enough[at]
+            booked = found.free if rules.taking is ClaimPolicy.SPLIT else least
+            best = (
+                int(sums[at]),
+                at,
+                int(size[at]),
+                int(np.count_nonzero(good)),
+                int(booked[at][good].sum()),
+            )
+    if best is None:
+        text = f"{head}: no worker has two usable GPUs of one type"
+        return [_fit("no_pair", text, workers=len(rows))]
+    free, at, size, good, effective = best
+    name = fleet.row(int(rows[at])).name
+    text = f"{head}: the most is free on {name}, {gib(free)} on {size} GPUs"
+    params = {"worker": name, "free_bytes": free, "gpus": size, "gpus_ok": good, "effective_bytes": effective}
+    if rules.taking is ClaimPolicy.SHARE:
+        text += f"; {good} of {size} have their share free, {gib(effective)} together"
+    text += f", needed {gib(rules.vram)}"
+    if rules.taking is ClaimPolicy.EACH:
+        text += " on each that takes a part"
+    if rules.gpu_count > 1:
+        text += f" on {rules.gpu_count} GPUs"
+    reasons = [_fit("one_worker", text, need_bytes=rules.vram, **params)]
+    complaint = None if rules.fixed_world else rules.divisors.complaint(good)
+    if complaint is not None and good > 1:
+        reasons.insert(0, _fit("not_divisible", str(complaint), **complaint.as_params()))
+    return reasons
+
+
+def _over_workers(search: PlacementContext, step: MultiWorkerSelector, rows: Ints, head: str) -> list[Reason]:
+    """The combination that offers most, and what else kept it from serving."""
+    fleet, rules = search.fleet, search.rules
+    step.refresh()
+    barring, barred_params = blocked_workers.kept_out(search, rows)
+    best: tuple[int, int, Ints] | None = None
+    indivisible: Indivisible | None = None
+    for code, kind in step.kind.items():
+        members = np.flatnonzero(kind >= 0)
+        sizes = np.array([step.kinds[k].gpus for k in kind[members].tolist()], np.int64)
+        for gpus in np.unique(sizes).tolist():
+            complaint = None if rules.fixed_world else rules.divisors.complaint(gpus)
+            mine = members[sizes == gpus]
+            if complaint is not None:
+                indivisible = indivisible or complaint
+            elif len(mine) > 1:
+                offer = sum(step.kinds[k].booked for k in kind[mine].tolist())
+                if rules.taking is ClaimPolicy.SPLIT:
+                    offer = int(step.low[code][mine].sum()) * gpus
+                if best is None or offer > best[0]:
+                    best = (offer, gpus, mine)
+    if best is None:
+        text = f"{head}: no two workers have all of their GPUs of one type free"
+        if indivisible is not None:
+            text += f", or {indivisible}"
+        return [_fit("no_combination", f"{text}{barring}{BY_HAND}", **barred_params)]
+    offer, gpus, mine = best
+    names = [fleet.row(w).name for w in mine[:SHOWN].tolist()]
+    each = f"{gpus} GPU{'s' if gpus > 1 else ''} each"
+    text = f"{head}: {some(names, SHOWN, len(mine))}, with {each}, offer {gib(offer)} together"
+    text += f", needed {gib(rules.vram)}"
+    params: dict[str, Any] = {
+        "workers": len(mine),
+        "names": names,
+        "gpus_each": gpus,
+        "effective_bytes": offer,
+        "need_bytes": rules.vram,
+    }
+    count = np.count_nonzero(fleet.gpu_id[search.bits == 0] != 0, axis=1)
+    failing = int(np.count_nonzero(count == gpus)) - len(mine)
+    if failing > 0:
+        text += f"; {failing} more with as many GPUs do not have their share free"
+        params["failing"] = failing
+    if rules.gpu_count and (rules.gpu_count % gpus or rules.gpu_count // gpus > len(mine)):
+        text += f"; {rules.gpu_count} GPUs are asked for, in whole workers"
+        params["gpu_count"] = rules.gpu_count
+    why = next((w for n in range(2, len(mine) + 1) if (w := step.workable(gpus, n)) is not None), None)
+    if why is not None:
+        text += f"; the executor refuses: {why}"
+        params["topology"] = why
+    return [_fit("many_workers", f"{text}{barring}{BY_HAND}", **params, **barred_params)]
+
+
+def _subset(found: Cards, at: Ints) -> Cards:
+    share = found.share[at] if found.share.ndim else found.share
+    return Cards(found.w[at], found.free[at], found.total[at], share, found.type[at], found.usable[at],
+                 found.ram[at], found.unified[at], found.ratio[at])  # fmt: skip
+
+
+def _fit(code: str, text: str, **params: Any) -> Reason:
+    return Reason(f"fit.{code}", "fit", text, params)
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"

@@ -1,0 +1,104 @@
+"""The step for GGUF models of which some layers lie on GPUs of one worker, the others in its RAM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.placement.context.cards import Cards
+from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
+from gpustackd.placement.selectors.gguf import diagnostics
+from gpustackd.placement.selectors.gguf.multi_gpu import SeveralGpusSelector
+
+
+class PartialOffloadSelector(SeveralGpusSelector):
+    """The most layers that one worker holds on its GPUs, as few as hold so many; the rest in its RAM."""
+
+    step = code = "partial"
+
+    def look(self, rows: Ints) -> None:
+        found = self.search.cards(rows)
+        asked = self.asked.layers
+        if asked is not None:
+            self.about[rows] = np.where(found.usable.any(axis=1), asked, 0)
+            return
+        best = np.zeros(len(rows), np.int64)
+        if not self.asked.split:
+            pooled = np.broadcast_to(found.unified[:, None], found.free.shape)
+            alone = np.where(found.usable, self.planner.about_alone(found.free, pooled), 0)
+            best = alone.max(axis=1)
+            left = np.array([self.planner.left(n) for n in range(self.asked.total)], np.int64)
+            best[found.ram < left[best]] = 0
+        for r in np.flatnonzero(np.count_nonzero(found.usable, axis=1) > 1).tolist():
+            for slots in self.groups(found, r):
+                offered = int(found.free[r, slots].sum())
+                if len(slots) > 1 and self.planner.at_most(offered) > best[r]:
+                    rooms, order = self.rooms(found, r, slots), self.order(found, r, slots)
+                    level = self.planner.likely_deepest(rooms, order)
+                    if level > best[r] and found.ram[r] >= self.planner.left(level):
+                        best[r] = level
+        self.about[rows] = best
+
+    def levels_alone(self, found: Cards, r: int) -> Ints:
+        """(S,) the most layers that each card of a worker holds by itself; 0 = none."""
+        usable, unified = found.usable[r], bool(found.unified[r])
+        best = np.zeros(usable.shape, np.int64)
+        if self.asked.split:
+            return best
+        if self.asked.layers is None:
+            free = found.free[r, usable]
+            best[usable] = self.planner.deepest_alone(free, np.full(free.shape, unified))
+        else:
+            best[usable] = self.asked.layers
+        for n in set(best[best > 0].tolist()):
+            level = self.planner.alone(n)
+            claim = level.devices[0].unified if unified else level.devices[0].vram
+            ram = level.ram_unified + claim if unified else level.ram
+            best[(best == n) & ((claim > found.free[r]) | (ram > found.ram[r]))] = 0
+        return best
+
+    def work_out(self, found: Cards, r: int) -> tuple[int, GpuAllocation] | None:
+        alone = self.levels_alone(found, r)
+        level = int(alone.max())
+        best = self._alone(found, r, int(alone.argmax()), level) if level else None
+        if level and level == self.asked.layers:
+            return (level, best) if best is not None else None
+        for slots in self.groups(found, r):
+            offered = int(found.free[r, slots].sum())
+            if len(slots) < 2 or self.planner.at_most(offered) <= level:
+                continue
+            rooms, order = self.rooms(found, r, slots), self.order(found, r, slots)
+            if self.asked.layers is None:
+                choosing = self.planner.deepest(rooms, order)
+            else:
+                choosing = self.planner.fewest(rooms, order, self.asked.layers)
+            seat = self.seated(found, r, slots, choosing)
+            if seat is not None and choosing is not None and choosing.plan.layers > level:
+                best, level = seat, choosing.plan.layers
+        return (level, best) if best is not None else None
+
+    def _alone(self, found: Cards, r: int, slot: int, level: int) -> GpuAllocation:
+        sized, pooled = self.planner.alone(level), bool(found.unified[r])
+        share = sized.devices[0]
+        return GpuAllocation(
+            int(found.w[r]),
+            (slot,),
+            (share.unified if pooled else share.vram,),
+            ram=sized.ram_unified if pooled else sized.ram,
+            offload=Offload(level, self.asked.total),
+        )
+
+    def seat(self, w: int, turn: int) -> GpuAllocation:
+        """Where one card is taken, others that hold as many layers take turns."""
+        kept = self.offers[w]
+        if not turn or len(kept.slots) != 1 or kept.offload is None:
+            return kept
+        found = self.search.cards(np.array([w]))
+        good = np.flatnonzero(self.levels_alone(found, 0) == kept.offload.layers).tolist()
+        return replace(kept, slots=(good[turn % len(good)],)) if good else kept
+
+    def choose(self, turn: int) -> Candidate | None:
+        found = super().choose(turn)
+        return None if found is None else diagnostics.limited(self, found)

@@ -1,0 +1,156 @@
+"""What workers offer to a GGUF model that lies over several of them: GPUs that can be served to others, and
+workers that may be the main one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.placement.context.cards import Cards, cards
+from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
+from gpustackd.placement.selectors.gguf.rules import MOST_DEVICES
+
+if TYPE_CHECKING:
+    from gpustackd.placement.context.search import PlacementContext
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedGpu:
+    """A GPU that may take part; `room` is what it may be filled with. Bytes."""
+
+    w: int
+    slot: int
+    index: int
+    code: int
+    room: int
+    unified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Main:
+    """A worker as the main one, with its cards in the order of their indexes."""
+
+    w: int
+    ram: int
+    unified: bool
+    cards: tuple[OfferedGpu, ...]
+
+    @property
+    def rooms(self) -> list[int]:
+        return [c.room for c in self.cards]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What there is: rows of `cards` that may be the main worker, those that offer most first, and the
+    largest cards that can be served."""
+
+    cards: Cards
+    own: Bools
+    """(R, S) cards that hold a layer on a main worker."""
+    mains: Ints
+    remotes: tuple[OfferedGpu, ...]
+    bound: int
+    """What the largest cards that one instance can take offer together."""
+
+
+class Offers:
+    """Looks at the cards of all workers; nothing is kept."""
+
+    def __init__(self, search: PlacementContext, planner: LayerSplitter) -> None:
+        self.search = search
+        self.planner = planner
+
+    @property
+    def remote_ram(self) -> int:
+        return self.search.policy.rpc_ram
+
+    def offered(self, rows: Ints) -> Offered:
+        """Look at the cards of all workers."""
+        fleet = self.search.fleet
+        found = cards(fleet, rows, self.search.rules)
+        per_worker = np.maximum(np.count_nonzero(found.usable, axis=1), 1)
+        least = self.least_room()
+        pooled = np.where(found.unified, (found.ram - per_worker * self.remote_ram) // per_worker, 2**62)
+        room = np.minimum(found.free, pooled[:, None])
+        served = found.usable & (room >= least)
+        short = np.count_nonzero(served, axis=1) * self.remote_ram > found.ram
+        for at in map(int, np.flatnonzero(short)):  # as many as its RAM serves, the largest
+            largest = np.argsort(-np.where(served[at], room[at], -1), kind="stable")
+            served[at, largest[int(found.ram[at]) // self.remote_ram :]] = False
+        own = found.usable & (found.free >= least)
+        offers = np.where(own, found.free, 0).sum(axis=1)
+        mains = np.lexsort((fleet.worker_id[rows], -offers))
+        mains = mains[offers[mains] > 0]
+        rank = np.full(len(rows), len(rows))
+        rank[mains] = np.arange(len(mains))
+        flat = np.argwhere(served)
+        sizes = room[served]
+        keep = MOST_DEVICES + fleet.slots
+        if len(flat) > keep:
+            limit = np.partition(sizes, len(sizes) - keep)[len(sizes) - keep]
+            flat, sizes = flat[sizes >= limit], sizes[sizes >= limit]
+        r, s = flat[:, 0], flat[:, 1]
+        order = np.lexsort((fleet.gpu_index[rows[r], s], rank[r], -sizes))[:keep]
+        remotes = tuple(
+            _card(fleet, int(rows[r[i]]), int(s[i]), int(sizes[i]), bool(found.unified[r[i]])) for i in order
+        )
+        bound = int(np.sort(found.free[own])[-MOST_DEVICES:].sum())
+        return Offered(found, own, mains, remotes, bound)
+
+    def least_room(self) -> int:
+        """What a device must have to hold one layer."""
+        return self.planner.least_rest + self.planner.layers.least
+
+    def mains(self, there: Offered, turn: int) -> Iterator[Main]:
+        """Workers as main ones, those that offer most first; those that serve alike take turns, so that
+        instances do not all run for the same one."""
+        found = there.cards
+        own = np.where(there.own, found.free, 0)
+        at, rows = 0, there.mains
+        while at < len(rows):
+            first = rows[at]
+            end = at + 1
+            while end < len(rows) and _alike(found, own, first, rows[end]):
+                end += 1
+            shift = turn % (end - at)
+            for r in [*rows[at + shift : end].tolist(), *rows[at : at + shift].tolist()]:
+                yield self._main(there, r)
+            at = end
+
+    def different(self, there: Offered, turn: int) -> Iterator[Main]:
+        """The first of the workers that serve alike: where it does not, the others do not either."""
+        seen: set[object] = set()
+        for main in self.mains(there, turn):
+            kind = (main.ram, main.unified, *main.rooms)
+            if kind not in seen:
+                seen.add(kind)
+                yield main
+
+    def _main(self, there: Offered, r: int) -> Main:
+        """Its cards of the type that offers most together."""
+        found = there.cards
+        w, unified = int(found.w[r]), bool(found.unified[r])
+        by_type: dict[int, list[OfferedGpu]] = {}
+        for s in np.flatnonzero(there.own[r]).tolist():
+            card = _card(self.search.fleet, w, s, int(found.free[r, s]), unified)
+            by_type.setdefault(card.code, []).append(card)
+        mine = max(by_type.values(), key=lambda some: sum(c.room for c in some))
+        if len(mine) >= MOST_DEVICES:
+            mine = sorted(mine, key=lambda c: (-c.room, c.index))[: MOST_DEVICES - 1]
+        mine.sort(key=lambda c: c.index)
+        return Main(w, int(found.ram[r]), unified, tuple(mine))
+
+
+def _card(fleet: Fleet, w: int, s: int, room: int, unified: bool) -> OfferedGpu:
+    return OfferedGpu(w, s, int(fleet.gpu_index[w, s]), int(fleet.gpu_type[w, s]), room, unified)
+
+
+def _alike(found: Cards, own: Ints, a: int, b: int) -> bool:
+    """Whether two workers serve alike as main ones."""
+    same = found.ram[a] == found.ram[b] and found.unified[a] == found.unified[b]
+    return bool(same) and np.array_equal(own[a], own[b])

@@ -1,0 +1,1 @@
+"""GPUs that the user picked by hand."""

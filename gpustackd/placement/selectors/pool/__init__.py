@@ -1,0 +1,1 @@
+"""Cards of a pool: slices, hardware partitions or whole cards."""

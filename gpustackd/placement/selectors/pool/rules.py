@@ -1,0 +1,212 @@
+"""What `gpu_type_selector` asks of a pool: slices of cards, a hardware partition, or whole cards
+(vGPU spec section B.1 to B.3, whole-card spec)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
+from gpustackd.engines.divisibility import Divisors
+from gpustackd.engines.flags import COLUMN as COLUMN_OF_FLAGS
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.mindie.parallelism import check_model
+from gpustackd.errors import BadRow
+from gpustackd.placement.context.resource_rules import (
+    ClaimPolicy,
+    ResourceRules,
+    WorldSize,
+    divisors,
+    positive,
+)
+from gpustackd.placement.selectors.ascend.rules import world_of as mindie_world_of
+from gpustackd.placement.selectors.generic import sglang_rules, vllm_rules
+
+COLUMN = "gpu_type_selector"
+PROFILE = "accelerator_partitioned_profile"
+MEMORY = "accelerator_sliced_memory_percentage"
+CORES = "accelerator_sliced_cores_percentage"
+DISTRIBUTING = {"vLLM": Engine.VLLM, "SGLang": Engine.SGLANG, "MindIE": Engine.MINDIE}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """Of which pool, and how much of a card."""
+
+    type: str
+    profile: str = ""
+    memory: float = 0
+    """Percentage of a card's memory; 0 = all of it."""
+    cores: float = 0
+    cards: int = 1
+    """Cards, or parts of cards, of one worker."""
+    world: int = 0
+    """Parts that the engine's own flags ask for; 0 = they do not say."""
+    backend: Engine = Engine.CUSTOM
+
+    @property
+    def whole(self) -> bool:
+        return not self.profile and not self.memory
+
+    def size(self, pool: InstanceType) -> int:
+        """Bytes of one part; 0 where the pool does not say."""
+        if self.profile:
+            return pool.profiles.get(self.profile) or 0
+        card = pool.memory or 0
+        return int(card * self.memory / 100) if self.memory else card
+
+    def allowed(self, group: DeviceGroup) -> bool:
+        """Whether a node's cards can be shared in this way."""
+        if self.profile:
+            return group.physical_count > 0 and self.profile in group.profiles
+        return self.whole or group.logical_count > 0
+
+    def free(self, card: Accelerator, pool: InstanceType) -> bool:
+        """Whether enough of the card remains by the cluster's own count."""
+        if self.whole:
+            return card.remaining >= card.full
+        share = self.memory / 100
+        if self.profile:
+            share = self.size(pool) / pool.memory if pool.memory else 0.0
+        return card.remaining > 0 and card.remaining >= share * card.full
+
+
+def pool_rules(demand: Demand) -> ResourceRules:
+    """Raises BadRow where the selector cannot be used."""
+    spec, need = demand.spec, demand.need
+    ask = ask_of(demand)
+    divides = divisors(demand, vision=_splits_vision(demand, ask.backend))
+    _check_tp(demand, ask.backend, divides)
+    return ResourceRules(
+        engine=demand.engine,
+        vram=need.vram or 0,
+        taking=ClaimPolicy.EACH,
+        ram=need.ram,
+        ram_static=need.ram_static,
+        ram_ratio=need.ram_ratio,
+        gpu_count=ask.cards if ask.whole and ask.cards > 1 else 0,
+        pool=ask,
+        unchanged=ask.whole,
+        divisors=divides,
+        distributed=spec.distributed_inference_across_workers is not False,
+        mode="initialize_later" if ask.backend is not Engine.CUSTOM else None,
+        replicas=1 if spec.replicas is None else spec.replicas,
+    )
+
+
+def ask_of(demand: Demand) -> PoolRequest:
+    """The selector as a checked value. Raises BadRow naming the field."""
+    spec = demand.spec
+    raw = spec.gpu_type_selector or {}
+    name = raw.get("type")
+    if not isinstance(name, str) or not name.strip():
+        raise BadRow(f"{COLUMN}.type", "must name an instance type")
+    if spec.gpu_ids:
+        raise BadRow(COLUMN, "a pool and hand-picked GPUs exclude each other", "remove one of the selectors")
+    if spec.cluster_id is None:
+        raise BadRow(
+            COLUMN, f"instance type {name[:60]!r} means nothing without a cluster", "set the model's cluster"
+        )
+    profile = raw.get(PROFILE) or ""
+    if not isinstance(profile, str):
+        raise BadRow(f"{COLUMN}.{PROFILE}", "must be the name of a partition")
+    memory, cores = percentages(raw, bool(profile))
+    whole = not profile and not memory
+    per = spec.gpu_selector.gpus_per_replica if spec.gpu_selector else None
+    if per and per > 1 and not whole:
+        raise BadRow("gpu_selector.gpus_per_replica", f"is {per}: a part of a card is one GPU per replica")
+    found = world_of(demand)
+    size = found.size if found else 0
+    return PoolRequest(
+        name, profile, memory, cores, max(size, 1) if whole else 1, size,
+        DISTRIBUTING.get(spec.effective_backend, Engine.CUSTOM),
+    )  # fmt: skip
+
+
+def percentages(raw: Mapping[str, Any], partitioned: bool) -> tuple[float, float]:
+    """Shares of memory and of compute; (0, 0) = a whole card or a partition. Raises BadRow."""
+    memory, cores = _percentage(raw, MEMORY), _percentage(raw, CORES)
+    if partitioned:
+        if memory or cores:
+            raise BadRow(f"{COLUMN}.{PROFILE}", "a partition and percentages exclude each other")
+        return 0, 0
+    if not memory:
+        if cores:
+            raise BadRow(f"{COLUMN}.{CORES}", f"is {cores:g}, but {MEMORY} is not set", "set both, or none")
+        return 0, 0
+    if cores == 0:
+        raise BadRow(
+            f"{COLUMN}.{CORES}", f"is 0 where {MEMORY} is {memory:g}", "leave it out, or set 1 to 100"
+        )
+    return memory, 100 if cores is None else cores
+
+
+def _percentage(raw: Mapping[str, Any], name: str) -> float | None:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+        raise BadRow(f"{COLUMN}.{name}", f"is {str(value)[:40]!r}, it must be a number from 0 to 100")
+    return value
+
+
+# -- world size ----------------------------------------------------------------------------------------
+
+
+def world_of(demand: Demand) -> WorldSize | None:
+    """Parallel sizes that the engine's flags give, None where they give none. Raises BadRow where they cannot
+    be read."""
+    spec = demand.spec
+    backend = spec.effective_backend
+    if backend == "vLLM":
+        return vllm_rules.world_size(parse_flags(spec.backend_parameters))
+    if backend == "SGLang":
+        return sglang_rules.world_size(parse_flags(spec.backend_parameters))
+    if backend == "MindIE":
+        return mindie_world_of(demand).found
+    return None
+
+
+def _splits_vision(demand: Demand, backend: Engine) -> bool:
+    """Whether the engine splits the vision part with the rest, by its own flags (selectors spec 6.1)."""
+    parameters = parse_flags(demand.spec.backend_parameters)
+    if backend is Engine.VLLM:
+        return vllm_rules.splits_vision(demand, parameters)
+    return backend is Engine.SGLANG and not parameters.flag("language-only")
+
+
+def _check_tp(demand: Demand, backend: Engine, divides: Divisors) -> None:
+    """Raises BadRow where the model cannot be split by the sizes that its flags give."""
+    if backend is Engine.MINDIE:
+        check_model(mindie_world_of(demand), demand.facts.hyper)
+        return
+    flags = {Engine.VLLM: vllm_rules.TP, Engine.SGLANG: sglang_rules.TP}.get(backend)
+    tp = positive(parse_flags(demand.spec.backend_parameters), flags) if flags else None
+    complaint = divides.complaint(tp or 0)
+    if flags and complaint is not None:
+        raise BadRow(COLUMN_OF_FLAGS, f"--{flags[0]} {tp}: {complaint}", "change the tensor-parallel size")
+
+
+# -- which device belongs to the pool ------------------------------------------------------------------
+
+
+def belongs(manufacturer: str | None, product: str | None, pool: InstanceType) -> bool:
+    """Whether a device of this vendor and name is a card of the pool: equal names, or the device's ends with
+    the pool's (`NVIDIA L40S-48G` and `L40S 48G`), whatever parts the words."""
+    wanted = plain(pool.product)
+    if not pool.manufacturer or not wanted or not manufacturer:
+        return False
+    if manufacturer.strip().lower() != pool.manufacturer.lower():
+        return False
+    name = plain(product or "")
+    return name == wanted or name.endswith(" " + wanted)
+
+
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """Lower case, every run of other characters one space."""
+    return re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
