@@ -14,7 +14,7 @@ JOBS ?= 2
 ARGS ?=
 IMAGE ?= gpustackd:dev
 
-.PHONY: help setup demo test check format lint types layers schema bench chaos image lock clean
+.PHONY: help setup demo test check format lint types layers schema docs bench chaos image lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -45,6 +45,9 @@ layers: setup
 
 schema: setup
 	@echo "== schema"; $(BIN)/python .ci/schema.py
+
+docs: setup ## bring docs/manual.md up to date with the code
+	@$(BIN)/python .ci/manual.py
 
 bench: setup ## measurements, printed as one table; ARGS=--quick for the short form
 	@$(BIN)/python -m tests.bench $(ARGS)
