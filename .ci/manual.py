@@ -1,9 +1,9 @@
 """Keeps docs/manual.md in step with the code: `make docs` writes it, `--check` only says whether it is.
 
 Between a pair of markers, `<!-- generated: NAME -->` and `<!-- end: NAME -->`, the file holds what the code
-says: commands, settings, tables, metrics, log events. Everything outside is written by hand, and so is the last
-cell of each row of settings and tables: what a setting or a column means is said there and nowhere else. The
-rows come from the code, their last cells are kept.
+says: commands, settings, tables, metrics, log events. Everything outside is written by hand, and so is the
+last cell of each row of settings and tables: what a setting or a column means is said there and nowhere else.
+The rows come from the code, their last cells are kept.
 """
 
 import ast
