@@ -14,7 +14,7 @@ JOBS ?= 2
 ARGS ?=
 IMAGE ?= gpustackd:dev
 
-.PHONY: help setup demo test check format lint types layers schema docs bench chaos image lock clean
+.PHONY: help setup demo test check format lint types layers schema docs golden bench chaos image lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -48,6 +48,9 @@ schema: setup
 
 docs: setup ## bring docs/manual.md up to date with the code
 	@$(BIN)/python .ci/manual.py
+
+golden: setup ## write the record of decisions anew (tests/golden), where a change is meant
+	@$(BIN)/python -m tests.golden
 
 bench: setup ## measurements, printed as one table; ARGS=--quick for the short form
 	@$(BIN)/python -m tests.bench $(ARGS)
