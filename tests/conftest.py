@@ -17,7 +17,8 @@ import asyncpg
 import hypothesis
 import pytest
 
-from gpustackd.store.embedded import QUICK, EmbeddedPostgres
+from gpustackd.store.embedded import EmbeddedPostgres
+from tests.servers import QUICK
 
 # An example's time says more about the machine than about the code; `make bench` measures.
 hypothesis.settings.register_profile(

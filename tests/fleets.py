@@ -14,9 +14,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import HyperParameters, ModelFacts
-from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, Ints, WorkerRow
 from gpustackd.domain.model_spec import GpuId, GpuSelector, ModelSpec
 from gpustackd.domain.outcome import NoFit, Outcome, Placed, Placement
 from gpustackd.placement.decide import decide
@@ -148,6 +150,12 @@ def refused(on: Fleet, wanted: Demand, **more: Any) -> NoFit:
     outcome = ask(on, wanted, **more)
     assert isinstance(outcome, NoFit), outcome
     return outcome
+
+
+def positions(on: Fleet) -> Ints:
+    """Positions of the workers that are there, by their ids."""
+    live = np.flatnonzero(on.alive[: on.count])
+    return live[np.argsort(on.worker_id[live], kind="stable")]
 
 
 def seats(placement: Placement) -> list[tuple[str, tuple[int, ...]]]:

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gpustackd.sources.formats.safetensors_header import data_bytes, encode
+from tests.safetensors_files import data_bytes, encode
 
 CHUNK = 64 * 1024
 

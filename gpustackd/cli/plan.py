@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gpustackd.daemon.whatif.plan import Plan, PlannedDecision
     from gpustackd.settings import Settings
 
-Row = Mapping[str, Any]
-
 
 def plan(
     file: Annotated[

@@ -63,9 +63,6 @@ class Backends:
         return found + [r.versions for r in mine if owner is not None and r.owner == owner]
 
 
-NO_BACKENDS = Backends.of(())
-
-
 def backend_row(name: str, owner: str | None, versions: Any) -> BackendRow:
     """One row of `inference_backends`; never raises."""
     entries: dict[str, VersionEntry] = {}

@@ -71,11 +71,6 @@ class GgufTensor:
     file: int = 0
     """Which shard."""
 
-    @property
-    def known(self) -> bool:
-        """Whether the type is one whose block size is known; else `size` stems from the offsets."""
-        return self.type in TYPES
-
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:

@@ -120,11 +120,6 @@ class ModelSpec:
         return self.backend or ("Custom" if self.is_gguf else "vLLM")
 
     @property
-    def is_llm(self) -> bool:
-        """No category at all counts as a language model (estimate spec section 1)."""
-        return not self.categories or "llm" in self.categories
-
-    @property
     def gpu_ids(self) -> tuple[GpuId, ...]:
         return self.gpu_selector.gpu_ids if self.gpu_selector else ()
 

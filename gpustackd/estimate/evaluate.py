@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from hashlib import sha256
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -37,10 +36,6 @@ class Evaluation:
     writes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Columns of the row to set where they are empty: `categories`, `meta`, `gpu_selector` (JSON shape),
     `distributed_inference_across_workers`."""
-
-    @property
-    def accepted(self) -> bool:
-        return not self.problems
 
 
 def evaluate(
@@ -146,13 +141,6 @@ def trusts_remote_code(spec: ModelSpec) -> bool:
         return parse_flags(spec.backend_parameters).flag("trust-remote-code")
     except BadRow:
         return False
-
-
-def evaluation_key(spec: ModelSpec) -> str:
-    """Equal for rows that must be judged alike: owner and every field count, but not id and version (what
-    backends a person has depends on the owner)."""
-    values = {f.name: getattr(spec, f.name) for f in fields(spec) if f.name not in {"id", "version"}}
-    return sha256(repr(sorted(values.items(), key=lambda kv: kv[0])).encode()).hexdigest()
 
 
 def _architectures(spec: ModelSpec) -> tuple[tuple[str, ...] | None, tuple[Reason, ...]]:

@@ -41,6 +41,3 @@ class SearchCache(Generic[T]):
     def values(self) -> Iterator[T]:
         """Everything that is kept."""
         return iter(self._kept.values())
-
-    def clear(self) -> None:
-        self._kept.clear()

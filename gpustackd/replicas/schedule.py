@@ -118,14 +118,6 @@ def wanted(planned: Schedule, now: datetime, zone: tzinfo) -> Number:
     return Number(best[1] if best else planned.baseline, min(changes, default=None))
 
 
-def on_save(planned: Schedule, submitted: int | None, now: datetime, zone: tzinfo) -> int | None:
-    """What `replicas` becomes when a model is written with this schedule and this number: the schedule's own
-    where it says one, none where it is paused, else what was asked."""
-    if not planned.enabled:
-        return submitted
-    return 0 if planned.paused else wanted(planned, now, zone).replicas
-
-
 def _switch(value: Mapping[str, Any], name: str) -> bool:
     found = value.get(name)
     if found is not None and not isinstance(found, bool):

@@ -10,12 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from gpustackd.store.embedded import QUICK, EmbeddedPostgres
+from gpustackd.store.embedded import EmbeddedPostgres
 from gpustackd.store.postgres.migrate import migrate
 from tests.acceptance.daemons import crew, within
 from tests.acceptance.machines import CONFIG, GIB, W, site_on
 from tests.acceptance.record import Record
 from tests.hub import Hub, repo_of
+from tests.servers import QUICK
 
 pytestmark = pytest.mark.anyio
 

@@ -11,12 +11,13 @@ import anyio
 import asyncpg
 import pytest
 
-from gpustackd.store.embedded import QUICK, EmbeddedPostgres
+from gpustackd.store.embedded import EmbeddedPostgres
 from gpustackd.store.postgres.migrate import migrate
 from tests.acceptance.daemons import Daemon, crew, gpustackd, within
 from tests.acceptance.machines import Site, W, site_on
 from tests.acceptance.wire import wire_to
 from tests.conftest import Server
+from tests.servers import QUICK
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.backends import NO_BACKENDS
+from gpustackd.domain.backends import Backends
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import ModelSpec, Source, Strategy
 from gpustackd.domain.origin import DOWNLOADING, adapter_origins, draft_origin
@@ -95,7 +95,7 @@ def everything(desk: Desk, specs: Sequence[ModelSpec]) -> Policy:
         DOWNLOADING + spec.source_index: dict.fromkeys(ids[-COMING:], 40 * GIB),
     }
     lacking = PathKnowledge(dict.fromkeys(ids[-LACKING - COMING : -COMING], Presence.MISSING), False)
-    return Policy(backends=NO_BACKENDS, paths={PATH: lacking}, ready_files=files)
+    return Policy(backends=Backends.of(()), paths={PATH: lacking}, ready_files=files)
 
 
 if __name__ == "__main__":

@@ -142,8 +142,8 @@ async def play(stage: Stage, folder: Path) -> Ceiling:
     )
     script = folder / "ceiling.sql"
     script.write_text(_SCRIPT.format(lease=LEASE, arguments=", ".join(f"b.{n}" for n in NAMES)))
-    program = find_binaries().pgbench()
-    if program is None:
+    program = find_binaries().folder / "pgbench"
+    if not program.exists():
         raise RuntimeError("the PostgreSQL programs hold no pgbench")
     command = [
         str(program), "--no-vacuum", "--client=1", "--jobs=1", "--protocol=prepared", "--define=n=0",

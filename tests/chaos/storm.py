@@ -16,13 +16,13 @@ from typing import Any
 import anyio
 import asyncpg
 
-from gpustackd.store.embedded import EmbeddedPostgres
 from gpustackd.store.postgres.migrate import migrate
 from tests.acceptance.daemons import Crew, Daemon, crew
 from tests.acceptance.machines import model_directory, site_on
 from tests.acceptance.record import GONE, Record, Watch, watching
 from tests.chaos.users import Users, told
 from tests.integration.world import connected
+from tests.servers import Server
 
 REPLICAS = 3
 SLACK = 20.0
@@ -86,7 +86,7 @@ class Outcome:
 class Storm:
     """One run of a plan against a server of its own."""
 
-    def __init__(self, plan: Plan, server: EmbeddedPostgres, daemons: Crew, users: Users) -> None:
+    def __init__(self, plan: Plan, server: Server, daemons: Crew, users: Users) -> None:
         self.plan = plan
         self.outcome = Outcome()
         self.over = False
@@ -240,7 +240,7 @@ async def storm(plan: Plan, folder: Path) -> Outcome:
     settings = {"max_connections": 100, "autovacuum": True, "fsync": False, "full_page_writes": False}
     path = model_directory(folder / "model", need=14)
     with tempfile.TemporaryDirectory(prefix="gpustackd-test-") as data:
-        async with EmbeddedPostgres(data, settings=settings) as server:
+        async with Server(data, settings=settings) as server:
             url = server.url()
             await migrate(url)
             users = Users(url, str(path), random.Random(plan.seed), plan.backlog)

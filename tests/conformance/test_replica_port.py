@@ -9,11 +9,11 @@ import pytest
 
 from gpustackd.ports import ReplicasSeen, ReplicaStore, Sync
 from gpustackd.replicas.number import ReplicaSlot, ReplicaSteps
-from gpustackd.store.memory.replicas import MemoryReplicas
 from gpustackd.store.memory.store import MemoryStore
 from gpustackd.store.postgres.replicas import PostgresReplicas
 from gpustackd.store.postgres.store import PostgresStore
 from tests.conformance.scenes import Scene
+from tests.memory_replicas import MemoryReplicas
 
 pytestmark = pytest.mark.anyio
 

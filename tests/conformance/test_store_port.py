@@ -10,7 +10,6 @@ import pytest
 from gpustackd.domain.outcome import Check, Cure, NoFit, Reason
 from gpustackd.errors import Refused
 from gpustackd.ports import CommitCode, Refusal
-from gpustackd.store.memory.copy import copied
 from tests.conformance.scenes import Replica, Scene, fleet, part_on
 from tests.integration.world import GIB
 
@@ -421,21 +420,3 @@ async def test_unlawful_moves_are_refused_and_lawful_ones_go_through(scene: Scen
         gpu_indexes=None, placement_epoch=2,
     )  # fmt: skip
     assert list(await scene.store.bookings(None)) == []
-
-
-async def test_a_copy_in_memory_begins_as_the_store_is(scene: Scene, replica: Replica) -> None:
-    worker, gpus = await fleet(scene, 80 * GIB, None, unified_memory=True, vram_reserved=GIB)
-    await fleet(scene, 10 * GIB, name="two", ram_total=None)
-    (i,) = await instances(scene)
-    await replica.place(i, await part_on(scene.store, worker, gpus[:1], 20 * GIB, GIB))
-    copy = await copied(scene.store)
-
-    async def picture(store: Any) -> list[Any]:
-        changes = await store.fleet_changes(None)
-        held = await store.bookings(None)
-        return [*sorted(changes.workers, key=lambda r: r.id), *sorted(changes.gpus, key=lambda r: r.id),
-                *sorted(held, key=str)]  # fmt: skip
-
-    assert await picture(copy) == await picture(scene.store)
-    copy.delete("model_instances", i)
-    assert copy.workers[worker].ram_allocated == 0

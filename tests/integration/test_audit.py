@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpustackd.store.audit.audit import RULES, audit
+from gpustackd.store.audit.audit import RULES
 from tests.integration.world import GIB, World
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ async def scene(world: World) -> dict[str, int]:
 
 async def test_a_sound_database_has_no_breach_and_its_rows_are_counted(world: World) -> None:
     await scene(world)
-    found = await audit(world.store)
+    found = await world.audit()
     assert found.clean
     assert found.counts == {"workers": 2, "gpus": 3, "instances": 5, "claims": 4, "over_committed": 0}
 
@@ -39,7 +39,7 @@ async def test_marked_rows_are_no_breach_and_are_counted(world: World) -> None:
     s = await scene(world)
     await world.update("gpu_devices", s["a"], vram_total=GIB)
     await world.update("workers", s["worker"], ram_total=5)
-    found = await audit(world.store)
+    found = await world.audit()
     assert found.clean
     assert found.counts["over_committed"] == 2
 
@@ -131,6 +131,6 @@ async def test_a_flood_of_breaches_is_cut_and_every_rule_is_numbered_as_in_the_c
         await world.worker(GIB)
     await world.sql.execute("SET session_replication_role = replica")
     await world.sql.execute("UPDATE gpu_devices SET vram_allocated = 1")
-    found = await audit(world.store, limit=2)
+    found = await world.audit(limit=2)
     assert len(found.breaches) == 2
     assert {rule for rule, _, _ in RULES} == set(range(1, 8))

@@ -107,8 +107,8 @@ class World:
             list(ids),
         )
 
-    async def audit(self) -> Audit:
-        return await audit_on(self.sql)
+    async def audit(self, limit: int = 1000) -> Audit:
+        return await audit_on(self.sql, limit)
 
     async def clean(self) -> None:
         """Every rule of the contract holds."""

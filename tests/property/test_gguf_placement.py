@@ -21,7 +21,7 @@ from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.search_cache import SearchCache
 from gpustackd.ports import Proposal
 from gpustackd.store.memory.store import MemoryStore
-from tests.fleets import GIB, fleet, model, occupy
+from tests.fleets import GIB, fleet, model, occupy, positions
 from tests.gguf_sizes import Toy, layered
 from tests.property.oracle import breaches
 from tests.property.test_placement import change
@@ -154,7 +154,7 @@ def ways(count: int, devices: int) -> list[tuple[int, ...]]:
 def on_one_worker(on: Fleet, sizes: Toy, level: int) -> int | None:
     """The fewest GPUs of one worker and type that hold so many layers, by trying everything."""
     best: int | None = None
-    for w in on.positions_by_id().tolist():
+    for w in positions(on).tolist():
         if on.row(w).state != "READY":
             continue
         unified, pool = bool(on.unified[w]), int(on.ram_capacity[w] - on.ram_allocated[w])
@@ -230,7 +230,7 @@ def now(work: Coroutine[Any, Any, T]) -> T:
 def stored(text: str) -> MemoryStore:
     """The fleet that a text describes, as rows of a store."""
     store, drawn = MemoryStore(), fleet(text)
-    for w in drawn.positions_by_id().tolist():
+    for w in positions(drawn).tolist():
         row = drawn.row(w)
         reserve = row.vram_reserved if row.unified_memory else 0
         worker = store.insert(

@@ -27,6 +27,7 @@ from gpustackd.placement.policy import Policy, Subject
 from gpustackd.sources.formats import bounded_json, config_json, safetensors_header, weight_files
 from gpustackd.sources.reader import Reader
 from tests.fleets import fleet
+from tests.safetensors_files import data_bytes, encode
 from tests.specs import a_model
 
 MIB = 1024**2
@@ -76,18 +77,18 @@ def test_any_bytes_are_a_header_or_an_error(data: bytes, size: int | None) -> No
 @LIMITED
 @given(tensors)
 def test_what_is_encoded_is_read_back_whole(told: Any) -> None:
-    head = safetensors_header.encode(told)
-    size = len(head) + safetensors_header.data_bytes(told)
+    head = encode(told)
+    size = len(head) + data_bytes(told)
     found = safetensors_header.parse(head[8:], size, "m")
     assert found.tensors == len(told)
-    assert found.file_bytes == size
-    assert sum(found.bytes_by_dtype.values()) == safetensors_header.data_bytes(told)
+    assert found.header_bytes + found.data_bytes == size
+    assert sum(found.bytes_by_dtype.values()) == data_bytes(told)
 
 
 @LIMITED
 @given(tensors.filter(bool), st.data())
 def test_a_header_cut_off_anywhere_is_refused(told: Any, data: st.DataObject) -> None:
-    body = safetensors_header.encode(told)[8:].rstrip()
+    body = encode(told)[8:].rstrip()
     cut = data.draw(st.integers(0, len(body) - 1))
     assert isinstance(outcome(lambda: safetensors_header.parse(body[:cut], None, "m")), ModelUnreadable)
 
@@ -263,7 +264,7 @@ def test_ten_megabytes_of_junk_take_little_memory_as_a_config_and_as_a_header(wh
 
 def test_a_large_header_of_true_tensors_is_read_entry_by_entry() -> None:
     told = [(f"model.layers.{i}.mlp.experts.{i}.down_proj.weight", "BF16", [7, 9]) for i in range(40_000)]
-    head = safetensors_header.encode(told)
+    head = encode(told)
     tracemalloc.start()
     try:
         found = safetensors_header.parse(head[8:], None, "model.safetensors")

@@ -17,7 +17,7 @@ from gpustackd.engines.divisibility import Divisors
 from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.search_cache import SearchCache
-from tests.fleets import demand, fleet, model, occupy
+from tests.fleets import demand, fleet, model, occupy, positions
 from tests.places import places
 
 CARDS = st.sampled_from(["A-24", "B-48", "C-80", "D-141"])
@@ -84,7 +84,7 @@ def check(on: Fleet, wanted: Demand, placed: Placement) -> None:
         assert row.state == "READY"
         assert spec.cluster_id in (None, row.cluster_id)
         assert all(row.labels.get(k) == v for k, v in (spec.worker_selector or {}).items())
-        pool = int(on.free_ram(on.positions_by_id())[list(on.positions_by_id()).index(w)])
+        pool = int(on.free_ram(positions(on))[list(positions(on)).index(w)])
         assert part.ram <= pool
         assert part.worker_version == row.version
         for gpu_id, index, version, vram in zip(
@@ -137,7 +137,7 @@ def naive(on: Fleet, wanted: Demand) -> tuple[str, int] | None:
     world = {("--tp=2",): 2, ("--pp=3",): 3, ("--tp=2", "--pp=4"): 8}.get(flags, 0)
     divides = Divisors(wanted.facts.hyper.num_attention_heads or 0)
     best = 0
-    for w in on.positions_by_id().tolist():
+    for w in positions(on).tolist():
         row = on.row(w)
         if row.state != "READY" or wanted.spec.cluster_id not in (None, row.cluster_id):
             continue

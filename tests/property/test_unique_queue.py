@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpustackd.daemon.queue.instance_queue import ElsewhereOf, InstanceQueue, Lane
+from gpustackd.daemon.queue.instance_queue import InstanceQueue, Lane
 from gpustackd.domain.outcome import Cure
 
 LIMIT = 6
@@ -32,7 +32,6 @@ class Record:
     signature: str | None = None
     again: bool = False
     missed: Cure = Cure.NONE
-    gone: bool = False
 
     @property
     def model(self) -> int:
@@ -75,15 +74,12 @@ class QueueAgainstNaive(RuleBasedStateMachine):
         record.lane, record.key = Lane.ACTIVE, None
 
     def came_back(self, instance: int, cures: Cure) -> Record | None:
-        """The record where its outcome stands; None where it is forgotten or active at once."""
+        """The record where its outcome stands; None where it is active at once."""
         self.taken.discard(instance)
         record = self.naive[instance]
         record.scan = self.scan
         again, cured = record.again, bool(record.missed & cures)
         record.again, record.missed = False, Cure.NONE
-        if record.gone:
-            del self.naive[instance]
-            return None
         if again or cured:
             self.activate(record)
             return None
@@ -115,10 +111,7 @@ class QueueAgainstNaive(RuleBasedStateMachine):
         else:
             record.priority, record.created, record.scan = priority, created, self.scan
             if record.lane is Lane.IN_FLIGHT:
-                record.again, record.gone = True, False
-            elif record.lane is Lane.ELSEWHERE:
-                record.key = None
-                self.start(record, due_in)
+                record.again = True
         assert there
         self.tidy()
 
@@ -166,36 +159,17 @@ class QueueAgainstNaive(RuleBasedStateMachine):
             record.cures, record.signature = cures | Cure.MODEL, signature
             self.wait_in(record, Lane.PARKED, key)
 
-    @rule(data=st.data())
-    def elsewhere(self, data: st.DataObject) -> None:
-        if (instance := self.picked(data)) is None:
-            return
-        self.queue.elsewhere(instance)
-        if (record := self.came_back(instance, Cure.NONE)) is not None:
-            record.cures, record.signature = Cure.ANY, None
-            self.wait_in(record, Lane.ELSEWHERE, ElsewhereOf(record.model))
-
-    @rule(instance=IDS)
-    def discard(self, instance: int) -> None:
-        self.queue.discard(instance)
-        record = self.naive.get(instance)
-        if record is not None and record.lane is Lane.IN_FLIGHT:
-            record.gone, record.again, record.missed = True, False, Cure.NONE
-        elif record is not None:
-            del self.naive[instance]
-        self.tidy()
-
     @rule(cure=CURES, models=MODELS)
     def wake(self, cure: Cure, models: set[int] | None) -> None:
         groups = self.queue.wake(cure, models)
         for record in self.naive.values():
             if record.is_of(models):
-                if record.lane is Lane.IN_FLIGHT and not record.gone:
+                if record.lane is Lane.IN_FLIGHT:
                     record.missed |= cure
                 elif record.lane is Lane.BACKOFF and record.cures & cure:
                     self.activate(record)
         expected: dict[Any, list[Record]] = {}
-        for record in self.in_lane(Lane.PARKED, Lane.ELSEWHERE):
+        for record in self.in_lane(Lane.PARKED):
             if record.is_of(models) and self.group_cures[record.key] & cure:
                 expected.setdefault(record.key, []).append(record)
         assert [group.key for group in groups] == list(expected)
@@ -211,7 +185,7 @@ class QueueAgainstNaive(RuleBasedStateMachine):
         if not self.group_cures:
             return
         key = data.draw(st.sampled_from(sorted(self.group_cures, key=repr)))
-        expected = [record for record in self.in_lane(Lane.PARKED, Lane.ELSEWHERE) if record.key == key][:n]
+        expected = [record for record in self.in_lane(Lane.PARKED) if record.key == key][:n]
         assert self.queue.activate(key, n) == len(expected)
         for record in expected:
             self.activate(record)
@@ -230,7 +204,7 @@ class QueueAgainstNaive(RuleBasedStateMachine):
 
     @rule(data=st.data(), cures=CURES)
     def set_cures(self, data: st.DataObject, cures: Cure) -> None:
-        keys = sorted(k for k in self.group_cures if not isinstance(k, ElsewhereOf))
+        keys = sorted(self.group_cures)
         if keys:
             key = data.draw(st.sampled_from(keys))
             self.queue.set_cures(key, cures)

@@ -3,7 +3,6 @@
     put ──► ACTIVE ──take──► IN_FLIGHT ──done──────► forgotten
               ▲                  │ ── retry ───────► BACKOFF    until its time, or a cure
               │                  │ ── park ────────► PARKED     until a cure, grouped by demand
-              │                  │ ── elsewhere ───► ELSEWHERE  another replica works on it
               └── time, cure, activate, or a put or cure that came while it was in flight
 
 One event loop owns it; nothing awaits but `take`, so no step can be seen half done. Nothing is lost: what
@@ -19,7 +18,6 @@ import anyio
 import anyio.lowlevel
 
 from gpustackd.daemon.queue.lanes import (
-    ElsewhereOf,
     Lane,
     Lanes,
     ParkedGroup,
@@ -29,7 +27,7 @@ from gpustackd.daemon.queue.lanes import (
 )
 from gpustackd.domain.outcome import Cure
 
-__all__ = ["ElsewhereOf", "InstanceQueue", "Lane", "ParkedGroup", "Taken", "WakeOrigin"]
+__all__ = ["InstanceQueue", "Lane", "ParkedGroup", "Taken", "WakeOrigin"]
 
 
 class Taken(NamedTuple):
@@ -97,8 +95,8 @@ class InstanceQueue:
         Instances of one statement are of one age. Of these, those of one `batch` (None = of one model) follow
         each other, so that what is worked out for one serves all; batch 0 comes first, in the order of ids.
 
-        An id that is in BACKOFF or PARKED stays there, only its rank is brought up to date. One that was
-        ELSEWHERE waits, so nobody works on it any more. One in flight comes back once when it is finished.
+        An id that is in BACKOFF or PARKED stays there, only its rank is brought up to date. One in flight
+        comes back once when it is finished.
         """
         if self._closed:
             return False
@@ -114,28 +112,14 @@ class InstanceQueue:
         size = size or item.size  # known once, known for good
         if (item.priority, item.created, item.size) != (priority, created, size):
             self._lanes.rank_anew(item, priority, created, size)
-        if item.lane is Lane.ELSEWHERE:
-            self._lanes.leave(item)
-            item.origin = origin
-            self._start(item, due_in)
-        elif item.lane is Lane.IN_FLIGHT:
-            item.again, item.gone, item.origin = True, False, origin
-        return True
-
-    def discard(self, instance_id: int) -> None:
-        """Forget an id whose row is deleted or needs no work; one in flight is forgotten when finished."""
-        item = self._lanes.items.get(instance_id)
-        if item is None:
-            return
         if item.lane is Lane.IN_FLIGHT:
-            item.gone, item.again, item.missed = True, False, Cure.NONE
-        else:
-            self._forget(item)
+            item.again, item.origin = True, origin
+        return True
 
     # -- going out ------------------------------------------------------------------------------------
 
     def take_nowait(self, limit: int) -> list[Taken]:
-        """Up to `limit` ids to work on now, best first. In flight until one of the four ways back."""
+        """Up to `limit` ids to work on now, best first. In flight until one of the three ways back."""
         if self._closed:
             return []
         now = self._clock()
@@ -170,27 +154,25 @@ class InstanceQueue:
         self._closed = True
         self._signal()
 
-    # -- the four ways back from flight: each returns the lane the id is in now, None = forgotten. --------
+    # -- the three ways back from flight: each returns the lane the id is in now, None = forgotten. -------
     # -- Raise ValueError for an id that is not in flight. ------------------------------------------------
 
     def done(self, instance_id: int) -> Lane | None:
         """Finished for good, unless it was put again meanwhile."""
         item = self._landed(instance_id)
-        if item is None:
-            return None
         if self._at_once(item, Cure.NONE):
             return Lane.ACTIVE
         self._lanes.forget(item)
         self._made_room()
         return None
 
-    def retry(self, instance_id: int, delay: float, cures: Cure = Cure.MODEL) -> Lane | None:
+    def retry(self, instance_id: int, delay: float, cures: Cure = Cure.MODEL) -> Lane:
         """Try again after `delay` seconds, or as soon as one of `cures` comes."""
         item = self._landed(instance_id)
-        if item is not None and not self._at_once(item, cures):
+        if not self._at_once(item, cures):
             item.cures = cures
             self._hold(item, delay)
-        return item.lane if item else None
+        return item.lane
 
     def park(
         self,
@@ -198,26 +180,17 @@ class InstanceQueue:
         group: Hashable,
         cures: Cure,
         signature: str | None = None,
-    ) -> Lane | None:
+    ) -> Lane:
         """No place now: wait for one of `cures` among those of the same demand, which is of one model.
 
         An edit of the model is always a cure. A cure that came while the decision was made counts: the
         decision may not have seen it, so the id is tried again at once.
         """
         item = self._landed(instance_id)
-        if item is not None and not self._at_once(item, cures | Cure.MODEL):
+        if not self._at_once(item, cures | Cure.MODEL):
             item.cures, item.signature = cures | Cure.MODEL, signature
             self._lanes.enter(item, Lane.PARKED, group)
-        return item.lane if item else None
-
-    def elsewhere(self, instance_id: int) -> Lane | None:
-        """Another replica works on it: look again on any cure, or when a rescan sees it wait."""
-        item = self._landed(instance_id)
-        # that other replica hears of cures itself
-        if item is not None and not self._at_once(item, Cure.NONE):
-            item.cures, item.signature = Cure.ANY, None
-            self._lanes.enter(item, Lane.ELSEWHERE)
-        return item.lane if item else None
+        return item.lane
 
     # -- cures ----------------------------------------------------------------------------------------
 
@@ -229,7 +202,7 @@ class InstanceQueue:
         `activate` as many as fit, or `set_cures` where the answer is still no.
         """
         for item in self._lanes.in_flight.values():
-            if not item.gone and (model_ids is None or item.model_id in model_ids):
+            if model_ids is None or item.model_id in model_ids:
                 item.missed |= cure
         for item in self._lanes.backoff_with(cure, model_ids):
             self._activate(item, WakeOrigin.CURE)
@@ -238,7 +211,7 @@ class InstanceQueue:
     def parked_groups(
         self, cure: Cure = Cure.ANY, model_ids: Collection[int] | None = None
     ) -> list[ParkedGroup]:
-        """Groups, PARKED and ELSEWHERE, that one of these events could help, best head first."""
+        """PARKED groups that one of these events could help, best head first."""
         return [seen(group) for group in self._lanes.groups_with(cure, model_ids)]
 
     def activate(self, group: Hashable, n: int | None = None, origin: WakeOrigin = WakeOrigin.CURE) -> int:
@@ -262,7 +235,7 @@ class InstanceQueue:
     def set_cures(self, group: Hashable, cures: Cure) -> None:
         """A new decision for a parked group says what could help it from now on."""
         known = self._lanes.groups.get(group)
-        if known is not None and known.lane is Lane.PARKED:
+        if known is not None:
             known.cures = cures | Cure.MODEL
 
     # -- full scans -----------------------------------------------------------------------------------
@@ -308,17 +281,13 @@ class InstanceQueue:
         self._lanes.enter(item, Lane.ACTIVE)
         self._signal()
 
-    def _landed(self, instance_id: int) -> QueuedInstance | None:
-        """The item, taken out of flight; None where it was discarded meanwhile."""
+    def _landed(self, instance_id: int) -> QueuedInstance:
+        """The item, taken out of flight."""
         item = self._lanes.in_flight.get(instance_id)
         if item is None:
             raise ValueError(f"instance {instance_id} is not in flight")
         self._lanes.leave(item)
         item.scan = self._scan
-        if item.gone:
-            self._lanes.forget(item)
-            self._made_room()
-            return None
         return item
 
     def _at_once(self, item: QueuedInstance, cures: Cure) -> bool:

@@ -167,10 +167,6 @@ class KeyQueue(Generic[K]):
         self._failures[key] = failures + 1
         return self._backoff.seconds(failures)
 
-    def failures(self, key: K) -> int:
-        """Failures in a row."""
-        return self._failures.get(key, 0)
-
     def forget(self, key: K) -> None:
         """It worked: failures are counted anew."""
         self._failures.pop(key, None)

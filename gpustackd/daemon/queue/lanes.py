@@ -21,7 +21,6 @@ class Lane(StrEnum):
     ACTIVE = "active"
     BACKOFF = "backoff"
     PARKED = "parked"
-    ELSEWHERE = "elsewhere"
     IN_FLIGHT = "in_flight"
 
 
@@ -35,19 +34,12 @@ class WakeOrigin(StrEnum):
     DUE = "due"
 
 
-@dataclass(frozen=True, slots=True)
-class ElsewhereOf:
-    """Key of the group of one model's instances that other replicas work on."""
-
-    model_id: int
-
-
 class QueuedInstance:
     """One id. `stamp` is new whenever it enters a lane or changes its rank there, and 0 outside: so old heap
     entries are known. No stamp is ever used again, not even after an id was forgotten and put anew."""
 
     __slots__ = (
-        "again", "batch", "created", "cures", "due", "gone", "group", "id", "lane", "missed", "model_id",
+        "again", "batch", "created", "cures", "due", "group", "id", "lane", "missed", "model_id",
         "origin", "priority", "scan", "signature", "size", "stamp",
     )  # fmt: skip
 
@@ -85,8 +77,6 @@ class QueuedInstance:
         """Put once more while in flight."""
         self.missed = Cure.NONE
         """Cures that came while in flight."""
-        self.gone = False
-        """Discarded while in flight."""
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -119,7 +109,7 @@ class ParkedGroup:
     """Instances of one demand that wait for a cure: one decision in memory answers for all of them."""
 
     key: Hashable
-    """What `park` was given; an `ElsewhereOf` where other replicas work on them."""
+    """What `park` was given."""
     model_id: int
     lane: Lane
     cures: Cure
@@ -171,7 +161,7 @@ class Lanes:
             for flag in item.cures:
                 self._backoff_cures[flag] += 1
         else:
-            self._join(item, ElsewhereOf(item.model_id) if lane is Lane.ELSEWHERE else key)
+            self._join(item, key)
         if self._worst is not None:
             self._worst.add(item.worth, item)
 

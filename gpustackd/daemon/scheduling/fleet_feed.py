@@ -140,12 +140,6 @@ class FleetFeed:
             for worker_id in again:
                 self.fleet.set_bookings(worker_id, by_worker.get(worker_id, ()))
 
-    def forget_all(self) -> None:
-        """Nothing that was assumed will be committed any more."""
-        for instance_id in list(self.fleet.assumed):
-            self.fleet.forget(instance_id)
-        self._whole = True
-
     def reload_next(self) -> None:
         """Rows were deleted: only a complete look shows which."""
         self._whole = True

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from gpustackd.daemon.queue.instance_queue import ElsewhereOf, InstanceQueue, ParkedGroup, WakeOrigin
+from gpustackd.daemon.queue.instance_queue import InstanceQueue, ParkedGroup, WakeOrigin
 from gpustackd.daemon.queue.ordering import QueueOrdering
 from gpustackd.daemon.queue.wakeups import WakeupBatch, Wakeups
 from gpustackd.daemon.scheduling.decider import Decider, codes, signature
@@ -193,10 +193,7 @@ class Intake:
         groups = self._queue.wake(cures, models)
         await self._catalogue.load({g.model_id for g in groups})
         for n, group in enumerate(groups, 1):
-            if isinstance(group.key, ElsewhereOf):
-                self._queue.activate(group.key)
-            else:
-                self._try(group, whole_text)
+            self._try(group, whole_text)
             if n % 16 == 0:
                 await anyio.lowlevel.checkpoint()
 

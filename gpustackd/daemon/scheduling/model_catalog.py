@@ -97,11 +97,6 @@ class ModelCatalog:
     def record(self, model_id: int) -> ModelRecord | None:
         return self._records.get(model_id)
 
-    def version(self, model_id: int) -> int:
-        """Version of the row that a decision is made on; -1 where it is not known."""
-        record = self._records.get(model_id)
-        return -1 if record is None else record.version
-
     def demand(self, model_id: int) -> Demand | NoFit | None:
         """What an instance of this model asks; a refusal where that cannot be known; None = read first."""
         now = self._clock()

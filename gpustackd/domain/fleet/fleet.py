@@ -9,7 +9,7 @@ worker with a new `tick`, so that results kept per demand know which workers to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -248,17 +248,3 @@ class Fleet(Occupancy):
             ids = self.worker_id[: self.count][self.alive[: self.count]]
             self._order = (self.roster, None if bool((ids[1:] > ids[:-1]).all()) else self.worker_id)
         return self._order[1]
-
-    def positions_by_id(self) -> Ints:
-        """Live positions in the order of worker ids: the stable order of every walk."""
-        live = np.flatnonzero(self.alive[: self.count])
-        return live[np.argsort(self.worker_id[live], kind="stable")]
-
-    def gpu_ids_of(self, worker_ids: Sequence[int]) -> list[int]:
-        """Ids of all GPUs of these workers."""
-        found: list[int] = []
-        for worker_id in worker_ids:
-            w = self.position.get(worker_id)
-            if w is not None:
-                found.extend(int(g) for g in self.gpu_id[w] if g)
-        return found

@@ -32,16 +32,3 @@ def places(all_layers: int, offload_layers: int, shares: Sequence[float]) -> Pla
     steps = np.array([single(single(t) / single(offloaded)) for t in range(offloaded)], single)
     found[count - offloaded :] = np.searchsorted(limits, steps, side="right")
     return np.minimum(found, host)
-
-
-def counted(blocks: Sequence[int], all_layers: int, *, output: bool) -> Places:
-    """Device of each block and of the output, for whole numbers of layers on each device in order; the output
-    is the last layer of the last device that has any."""
-    host = len(blocks)
-    found = np.full(all_layers + 1, host, np.int64)
-    flat = np.repeat(np.arange(host), blocks)
-    offloaded = min(len(flat), all_layers + 1)
-    if offloaded:
-        end = all_layers + 1 if output else all_layers
-        found[end - offloaded : end] = flat[:offloaded]
-    return found

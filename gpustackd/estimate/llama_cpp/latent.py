@@ -18,8 +18,6 @@ from gpustackd.estimate.llama_cpp.tape import (
     written,
 )
 
-SIGMOID = 2
-
 
 def deepseek2(p: Pass) -> None:
     """DeepSeek-V2, V3 and their kin: MLA, then a few dense layers, then experts."""

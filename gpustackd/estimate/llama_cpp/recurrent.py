@@ -19,7 +19,6 @@ from gpustackd.estimate.llama_cpp.tape import (
     gathered,
     joined,
     made,
-    matmul,
     pointwise,
     rows,
     transposed,
@@ -178,11 +177,6 @@ def _scanned(
     p.tape.run(y)
     carried(p, held, flat, size)
     return y
-
-
-def rows_of_products(p: Pass, layer: int, x: Node, name: str) -> Node:
-    """A product with a weight of a layer, without scale and bias."""
-    return matmul(p.weight(layer, f"{name}.weight"), x)
 
 
 def falcon_h1(p: Pass) -> None:

@@ -46,10 +46,6 @@ class EngineImages:
         """Every image of an engine (name in lower case) for a runtime."""
         return self._by_service.get((runtime, service), ())
 
-    def runners(self) -> list[Runner]:
-        """All images."""
-        return [r for found in self._by_service.values() for r in found]
-
 
 @cache
 def packaged() -> EngineImages:

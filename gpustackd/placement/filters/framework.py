@@ -103,10 +103,6 @@ class FrameworkFilter:
         found: Bools = self._cpu[fleet.arch[rows]]
         return found
 
-    def verdict(self, fleet: Fleet, w: int, s: int) -> Verdict:
-        """What is known of one card: the image that its worker will take, or why there is none."""
-        return self.known.of(fleet.kinds[int(fleet.gpu_kind[w, s])], fleet.architectures[int(fleet.arch[w])])
-
     def _renew(self, fleet: Fleet) -> None:
         """Kinds and architectures are only ever added to a fleet."""
         shape = (len(fleet.kinds) + 1, len(fleet.architectures))
@@ -128,10 +124,6 @@ class FrameworkFilter:
         kinds = [fleet.kinds[k] for k in dict.fromkeys(fleet.gpu_kind[w].tolist()) if k >= 0]
         misses = [Miss(self.known.of(kind, arch), kind, arch) for kind in kinds or [CPU_KIND]]
         return max(misses, key=lambda m: m.verdict.cause or 0)
-
-    def reason(self, fleet: Fleet, w: int) -> Reason:
-        """Why one worker was dropped."""
-        return self._told(self.miss(fleet, w), [fleet.row(w).name], 1, 0, 1)
 
     def reasons(self, fleet: Fleet, dropped: Ints, left: int, of: int) -> list[Reason]:
         groups: dict[Miss, list[int]] = {}

@@ -25,10 +25,6 @@ class PickedFilter:
         named = [fleet.by_name[n] for n in self.names if n in fleet.by_name]
         return np.isin(rows, np.array(named, np.int64))
 
-    def missing(self, fleet: Fleet) -> list[str]:
-        """Names that no worker bears."""
-        return sorted(n for n in self.names if n not in fleet.by_name)
-
     def reasons(self, fleet: Fleet, dropped: Ints, left: int, of: int) -> list[Reason]:
         text = f"{workers(len(dropped))} hold none of the selected GPUs"
         params = {"dropped": len(dropped), "left": left, "of": of}

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -54,11 +54,6 @@ class SafetensorsHeader:
     data_bytes: int
     """End of the last tensor, counted from the end of the header."""
     bytes_by_dtype: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def file_bytes(self) -> int:
-        """How long the file has to be."""
-        return self.header_bytes + self.data_bytes
 
 
 def header_length(first: bytes, file_size: int | None, name: str) -> int:
@@ -117,29 +112,9 @@ def parse(header: bytes, file_size: int | None, name: str) -> SafetensorsHeader:
     return SafetensorsHeader(tensors, LENGTH_BYTES + len(header), data, MappingProxyType(by_dtype))
 
 
-def encode(
-    tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
-) -> bytes:
-    """The first bytes of a safetensors file (length and JSON) for tensors `(name, dtype, shape)` laid out one
-    after the other. A file is complete when `len(encode(t)) + data_bytes(t)` long; it may be sparse."""
-    entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
-    end = 0
-    for name, dtype, shape in tensors:
-        begin, end = end, end + tensor_bytes(dtype, shape)
-        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
-    body = json.dumps(entries, separators=(",", ":")).encode()
-    body += b" " * (-len(body) % 8)  # writers pad so that the data starts aligned
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
-
-
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     """Bytes of one tensor of a known dtype; parts of a byte round up. Raise KeyError for an unknown dtype."""
     return -(-math.prod(shape) * BITS[dtype] // 8)
-
-
-def data_bytes(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> int:
-    """Bytes of all tensors `(name, dtype, shape)` together, without the header."""
-    return sum(tensor_bytes(dtype, shape) for _, dtype, shape in tensors)
 
 
 def _tensors(text: str, name: str) -> Iterator[tuple[str, str, int, int]]:

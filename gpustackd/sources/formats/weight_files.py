@@ -25,12 +25,6 @@ _VARIANT = re.compile(r"\.(fp16|fp32|bf16|fp8|int8|non_ema|ema)(?=[.-])")
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.)")
 
 
-def is_weight_file(name: str) -> bool:
-    """Suffix match, case-sensitive (estimate spec section 2); what a trainer leaves behind does not count."""
-    base = name.rpartition("/")[2]
-    return base.endswith(tuple(s for f in FORMATS for s in f)) and not _NOT_WEIGHTS.fullmatch(base)
-
-
 def pick(sizes: Mapping[str, int], indexes: Mapping[str, Sequence[str]] | None = None) -> tuple[str, ...]:
     """The weight files of one directory, sorted; empty when it holds none.
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpustackd.store.postgres.store import PostgresStore
-
 _SUMS = """
 WITH per_gpu AS (
     SELECT gpu_device_id, sum(vram) AS vram FROM instance_claims WHERE gpu_device_id IS NOT NULL GROUP BY 1),
@@ -182,15 +180,6 @@ class Audit:
     @property
     def clean(self) -> bool:
         return not self.breaches
-
-
-async def audit(store: PostgresStore, limit: int = 1000) -> Audit:
-    """Check all rules in one repeatable-read snapshot. At most `limit` breaches a rule.
-
-    Raises DatabaseUnavailable.
-    """
-    async with store.connection() as connection:
-        return await audit_on(connection, limit)
 
 
 async def audit_on(connection: Any, limit: int = 1000) -> Audit:

@@ -5,10 +5,9 @@ binaries come from the `embedded` extra or from any folder that holds `initdb` a
 """
 
 from gpustackd.store.embedded.binaries import Binaries, EmbeddedPostgresFailed, find_binaries
-from gpustackd.store.embedded.server import QUICK, AlreadyRunning, EmbeddedPostgres
+from gpustackd.store.embedded.server import AlreadyRunning, EmbeddedPostgres
 
 __all__ = [
-    "QUICK",
     "AlreadyRunning",
     "Binaries",
     "EmbeddedPostgres",

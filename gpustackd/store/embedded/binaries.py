@@ -38,10 +38,6 @@ class Binaries:
         found = shutil.which("psql")
         return Path(found) if found else None
 
-    def pgbench(self) -> Path | None:
-        beside = self.folder / "pgbench"
-        return beside if beside.exists() else None
-
 
 def find_binaries(folder: Path | str | None = None) -> Binaries:
     """The programs in `folder`, else in $GPUSTACKD_TEST_PG_BIN, else those of the `embedded` extra."""

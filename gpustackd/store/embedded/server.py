@@ -1,13 +1,10 @@
-"""One PostgreSQL server: initialised once, started, stopped, restarted, crashed on purpose."""
+"""One PostgreSQL server: initialised once, started and stopped."""
 
 import atexit
-import contextlib
 import fcntl
 import os
-import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,13 +24,12 @@ from gpustackd.store.embedded.postmaster import Postmaster, await_predecessor, e
 Setting = str | int | float | bool
 
 USER = "gpustackd"
+PORT = 5432
+"""Part of the socket's name alone: nothing listens on TCP."""
 SOCKET_PATH_LIMIT = 107
 LONGEST_SOCKET = ".s.PGSQL.65535"
 PREDECESSOR_PATIENCE = 15.0
-# For tests and benchmarks: commits do not wait for the disk. A crash of the machine loses the data.
 _ANOTHER_FOLDER = "make room there, or name another folder: run --embedded DIR"
-
-QUICK: Mapping[str, Setting] = {"fsync": False, "synchronous_commit": False, "full_page_writes": False}
 
 
 class AlreadyRunning(EmbeddedPostgresFailed):
@@ -52,8 +48,8 @@ class EmbeddedPostgres:
     """A PostgreSQL server whose data live in `folder` and which lives no longer than this process.
 
     `with EmbeddedPostgres(folder) as server: … server.url()`, `async with` alike, or `start()` and `stop()`.
-    Reached through a socket in a folder that only this user may enter; with `port` (0 picks a free one) also
-    on loopback, by password. Started again on the same folder, it serves the same data.
+    Reached only through a socket in a folder that only this user may enter. Started again on the same folder,
+    it serves the same data.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class EmbeddedPostgres:
         folder: Path | str,
         *,
         settings: Mapping[str, Setting] | None = None,
-        port: int | None = None,
         bin_dir: Path | str | None = None,
         timeout: float = 60.0,
         report: Callable[[str], None] | None = None,
@@ -70,7 +65,6 @@ class EmbeddedPostgres:
         self.data = self.folder / "data"
         self.log = self.folder / "postgres.log"
         self.settings = dict(settings or {})
-        self.port = port
         self.binaries = find_binaries(bin_dir)
         self.timeout = timeout
         self._report = report or (lambda text: print(text, file=sys.stderr, flush=True))
@@ -92,16 +86,8 @@ class EmbeddedPostgres:
 
     def url(self, database: str = USER) -> str:
         """A libpq-style URL through the socket. It needs no password: nobody else can get at the socket."""
-        place = urlencode({"host": str(self.sockets), "port": self.port or 5432}, safe="/")
+        place = urlencode({"host": str(self.sockets), "port": PORT}, safe="/")
         return f"postgresql://{USER}@/{quote(database)}?{place}"
-
-    def tcp_url(self, database: str = USER) -> str:
-        """A URL over loopback, with its password; only for a server that was given a port."""
-        if self.port is None:
-            raise EmbeddedPostgresFailed(
-                "this server does not listen on TCP", "give it a port; 0 picks a free one"
-            )
-        return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self.port}/{quote(database)}"
 
     def psql(self, database: str = USER) -> str:
         """The command with which a person connects."""
@@ -140,15 +126,6 @@ class EmbeddedPostgres:
         if self._short_sockets is not None:
             shutil.rmtree(self._short_sockets, ignore_errors=True)
             self._short_sockets = None
-
-    def crash(self) -> None:
-        """Stop it at once, nothing written: the next start has to recover."""
-        self._halt(signal.SIGQUIT)
-
-    def restart(self, *, crash: bool = False) -> None:
-        """Stop it and start it again at the same address."""
-        self._halt(signal.SIGQUIT if crash else signal.SIGINT)
-        self.start()
 
     def _halt(self, how: signal.Signals) -> None:
         atexit.unregister(self.stop)
@@ -214,20 +191,15 @@ class EmbeddedPostgres:
 
     def _make(self, identity: ServerUser, draft: Path) -> None:
         draft.mkdir(mode=0o700)
-        password = self.folder / "password"
-        with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(24) + "\n")
-        for path in (draft, password):
-            identity.give(path)
+        identity.give(draft)
         command = [
             f"--pgdata={draft}",
             f"--username={USER}",
-            f"--pwfile={password}",
             "--encoding=UTF8",
             "--locale=C",
         ]
         # the socket is behind a closed folder, loopback is open to every user of the machine
-        command += ["--auth-local=trust", "--auth-host=scram-sha-256"]
+        command += ["--auth-local=trust", "--auth-host=reject"]
         if self.settings.get("fsync") in (False, "off"):
             command.append("--no-sync")
         self._run(identity, "initdb", *command)
@@ -237,14 +209,12 @@ class EmbeddedPostgres:
 
     def _launch(self, identity: ServerUser) -> None:
         self.sockets.mkdir(mode=0o700, exist_ok=True)
-        if self.port == 0:
-            self.port = _free_port()
         self.log.touch(mode=0o600)
         for path in (self.sockets, self.log):
             identity.give(path)
         settings: dict[str, Setting] = {
-            "port": self.port or 5432,
-            "listen_addresses": "" if self.port is None else "127.0.0.1",
+            "port": PORT,
+            "listen_addresses": "",
             "unix_socket_directories": str(self.sockets).replace(",", "\\,"),
             "unix_socket_permissions": "0700",
             "logging_collector": False,
@@ -267,18 +237,9 @@ class EmbeddedPostgres:
             words = (result.stderr.strip() or result.stdout.strip()).replace("\n", " / ")
             raise EmbeddedPostgresFailed(f"{program} failed: {words}", _ANOTHER_FOLDER)
 
-    def _password(self) -> str:
-        return (self.folder / "password").read_text().strip()
-
 
 def _text(value: Setting) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _environment() -> dict[str, str]:

@@ -3,48 +3,9 @@
 from __future__ import annotations
 
 from gpustackd.domain.fleet.fleet import GpuRow, WorkerRow
-from gpustackd.domain.lifecycle import InstanceState
-from gpustackd.domain.origin import DOWNLOADING
 from gpustackd.ports import Store
 from gpustackd.store.memory.store import MemoryStore
-from gpustackd.store.memory.tables import GpuRecord, InstanceRecord, ModelRecordRow, WorkerRecord
-
-
-async def copied(source: Store) -> MemoryStore:
-    """Fleet, ledger, pools, backends and ready files of `source`, with the same ids; nothing that waits.
-
-    Of a placed instance only what the ledger says is known: it is RUNNING under a name made of its id.
-    Raises DatabaseUnavailable.
-    """
-    store = MemoryStore()
-    store.copied_pools = await source.pools()
-    store.copied_backends = await source.backends()
-    await copied_fleet(source, store)
-    for instance_id, held in store.ledger.items():
-        main = next((b for b in held if b.part == "main"), held[0])
-        store.models_by_id.setdefault(main.model_id, ModelRecordRow(main.model_id, f"model {main.model_id}"))
-        store.model_instances[instance_id] = InstanceRecord(
-            id=instance_id,
-            name=f"instance {instance_id}",
-            model_id=main.model_id,
-            created_at=store.clock(),
-            state=InstanceState.RUNNING,
-            worker_id=main.worker_id,
-            computed_resource_claim={"vram": {}, "ram": sum(b.ram for b in held)},
-            placement_epoch=1,
-        )
-    for source_index, sizes in (await source.ready_files()).items():
-        coming = source_index.startswith(DOWNLOADING)
-        state = "DOWNLOADING" if coming else "READY"
-        for worker_id, size in sizes.items():
-            store.insert(
-                "model_files",
-                worker_id=worker_id,
-                source_index=source_index.removeprefix(DOWNLOADING),
-                size=size,
-                state=state,
-            )
-    return store
+from gpustackd.store.memory.tables import GpuRecord, WorkerRecord
 
 
 async def copied_fleet(source: Store, store: MemoryStore) -> None:

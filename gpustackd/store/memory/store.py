@@ -54,9 +54,6 @@ class MemoryStore(Rows):
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
         self.decisions: list[Decision] = []
-        self.copied_pools: Pools | None = None
-        """Pools as another store has them, where this one began as its copy."""
-        self.copied_backends: Backends | None = None
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -97,15 +94,11 @@ class MemoryStore(Rows):
         return known_files(self.model_files.values())
 
     async def pools(self) -> Pools:
-        if self.copied_pools is not None:
-            return self.copied_pools
         blank = {"cluster_id": None, "detail": None}
         types = [blank | row for _, row in sorted(self.instance_types.items())]
         return pools_of(types, [{"devices": None} | row for row in self.clusters.values()])
 
     async def backends(self) -> Backends:
-        if self.copied_backends is not None:
-            return self.copied_backends
         blank = {"owner": None, "versions": None}
         return backends_of(blank | row for _, row in sorted(self.inference_backends.items()))
 

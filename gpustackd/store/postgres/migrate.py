@@ -191,20 +191,9 @@ def sql(to: str = "head") -> str:
     return output.getvalue()
 
 
-def difference(connection: Connection) -> list[object]:
-    """What tables and migrations disagree on (empty = in step)."""
-    from alembic.autogenerate import compare_metadata
-
-    from gpustackd.store.tables import metadata
-
-    context = MigrationContext.configure(connection, opts={"compare_type": True})
-    return list(compare_metadata(context, metadata))
-
-
 __all__ = [
     "DatabaseUnavailable",
     "current",
-    "difference",
     "head",
     "judge",
     "migrate",

@@ -12,7 +12,6 @@ import anyio
 from gpustackd.errors import Contended
 from gpustackd.ports import Claim, CommitCode, CommitResult, Proposal, Refusal
 from gpustackd.store.postgres import ledger
-from gpustackd.store.postgres.connect import SCHEMA
 from gpustackd.store.postgres.connections import COMMIT_LIMITS
 from gpustackd.store.postgres.reading import FleetReads
 
@@ -108,10 +107,6 @@ class PostgresStore(FleetReads):
     async def notify(self, channel: str, payload: str) -> None:
         """Send a notification through the pool (the listener's self-probe)."""
         await self._fetch("SELECT pg_notify($1, $2)", channel, payload)
-
-    async def schema(self) -> str:
-        async with self.connection() as connection:
-            return str(await connection.fetchval(SCHEMA))
 
     async def prune_decisions(self, keep: int = 20, days: int = 30) -> int:
         """Delete old decision records: more than `keep` of one instance, or older than `days`."""

@@ -14,8 +14,8 @@ from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.ports import ReplicasSeen, Sync
 from gpustackd.replicas.number import ReplicaSteps
-from gpustackd.store.memory.replicas import MemoryReplicas
 from gpustackd.store.memory.store import MemoryStore
+from tests.memory_replicas import MemoryReplicas
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import tracemalloc
 import anyio
 import pytest
 
-from gpustackd.daemon.queue.instance_queue import ElsewhereOf, InstanceQueue, Lane, Taken, WakeOrigin
+from gpustackd.daemon.queue.instance_queue import InstanceQueue, Lane, Taken, WakeOrigin
 from gpustackd.domain.outcome import Cure
 
 pytestmark = pytest.mark.anyio
@@ -180,17 +180,6 @@ def test_a_changed_refusal_brings_back_only_the_rows_that_tell_another_one() -> 
     assert queue.activate_changed("demand", "fit") == 0
 
 
-def test_work_of_another_replica_is_looked_at_again_on_a_cure_and_when_a_scan_sees_it_wait() -> None:
-    queue = filled(1, 2)
-    queue.take_nowait(2)
-    for instance in (1, 2):
-        assert queue.elsewhere(instance) is Lane.ELSEWHERE
-    (group,) = queue.wake(Cure.CAPACITY)
-    assert (group.key, group.count) == (ElsewhereOf(1), 2)
-    queue.put(2, 0, 0.0, model_id=1, origin=WakeOrigin.RESCAN)
-    assert ids(queue.take_nowait(9)) == [2]
-
-
 def test_an_edit_of_the_model_ends_a_backoff() -> None:
     queue = filled(1)
     queue.take_nowait(1)
@@ -200,24 +189,6 @@ def test_an_edit_of_the_model_ends_a_backoff() -> None:
     assert queue.take_nowait(1) == []
     queue.wake(Cure.MODEL, {1})
     assert ids(queue.take_nowait(1)) == [1]
-
-
-def test_a_deleted_instance_is_forgotten_even_when_it_is_being_worked_on() -> None:
-    queue = filled(1, 2)
-    queue.take_nowait(1)
-    queue.discard(1)
-    queue.discard(2)
-    queue.discard(3)
-    assert queue.park(1, "demand", Cure.ANY) is None
-    assert len(queue) == 0
-
-
-def test_an_instance_discarded_and_put_again_while_in_flight_comes_back() -> None:
-    queue = filled(1)
-    queue.take_nowait(1)
-    queue.discard(1)
-    queue.put(1, 0, 0.0, model_id=1)
-    assert queue.done(1) is Lane.ACTIVE
 
 
 def test_a_group_is_woken_by_what_could_help_any_of_its_members() -> None:

@@ -80,7 +80,7 @@ def test_failures_are_counted_by_key_until_it_works() -> None:
     assert [queue.backoff("a") for _ in range(10)] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
     assert queue.backoff("b") == 1
     queue.forget("a")
-    assert (queue.failures("a"), queue.failures("b"), queue.backoff("a")) == (0, 1, 1)
+    assert (queue.backoff("a"), queue.backoff("b")) == (1, 2)
 
 
 async def test_who_waits_is_woken_by_a_word_and_by_the_time() -> None:

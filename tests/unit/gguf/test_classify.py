@@ -85,7 +85,7 @@ def test_an_image_model_is_one_piece_with_its_buffers() -> None:
 def test_what_the_header_says_is_filled_into_an_empty_row() -> None:
     found = ModelFacts(weight_bytes=1, gguf=facts("bert"), categories=("embedding",))
     judged = evaluate(a_model(huggingface_filename="m.gguf"), found)
-    assert judged.accepted
+    assert not judged.problems
     assert dict(judged.writes) == {"categories": ["embedding"]}
     assert evaluate(a_model(huggingface_filename="m.gguf", categories=["llm"]), found).writes == {}
 

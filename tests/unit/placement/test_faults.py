@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpustackd.domain.backends import NO_BACKENDS
+from gpustackd.domain.backends import Backends
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.domain.paths import PathKnowledge, Presence
@@ -23,7 +23,7 @@ from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.scoring import soft_scores
 from gpustackd.placement.scoring.strategies import Scorer
 from gpustackd.placement.search_cache import SearchCache
-from tests.fleets import ask, demand, fleet, model
+from tests.fleets import ask, demand, fleet, model, positions
 
 FILTERS = [
     ("cluster", ClusterFilter),
@@ -62,7 +62,7 @@ def wanted(**fields: Any) -> Any:
 
 def everything() -> Policy:
     known = PathKnowledge({1: Presence.MISSING}, False)
-    return Policy(backends=NO_BACKENDS, paths={PATH: known}, ready_files={"x": {1: 1}})
+    return Policy(backends=Backends.of(()), paths={PATH: known}, ready_files={"x": {1: 1}})
 
 
 def the_fleet(size: int = 24) -> Any:
@@ -111,7 +111,7 @@ def test_a_filter_that_cannot_say_why_still_counts_whom_it_dropped(
     if state:
         on = fleet(f"4x2xA-24[state={state}]")
     everyone = PathKnowledge(dict.fromkeys(range(1, 5), Presence.MISSING), False)
-    policy = Policy(backends=NO_BACKENDS, paths={PATH: everyone})
+    policy = Policy(backends=Backends.of(()), paths={PATH: everyone})
     outcome = ask(on, demand(8, model(**fields.get(name, {}))), policy=policy)
     assert isinstance(outcome, NoFit)
     if name == "gpu_selector":  # refusals of hand-picked GPUs have words of their own
@@ -204,4 +204,4 @@ def test_filters_without_anybody_to_tell_raise(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(StatusFilter, "keep", fail)
     on = the_fleet()
     with pytest.raises(Broken):
-        chain.failures([StatusFilter()], on, on.positions_by_id())
+        chain.failures([StatusFilter()], on, positions(on))

@@ -8,11 +8,12 @@ import pytest
 
 from gpustackd.domain.backends import architecture
 from gpustackd.placement.filters.ascend_variants import variant, variant_of_product
-from gpustackd.placement.filters.engine_images import Runner, choose, packaged, runs
+from gpustackd.placement.filters.engine_images import Runner, choose, runs
+from tests.runners import packaged_runners
 
 
 def test_the_packaged_catalogue_has_all_of_its_rows():
-    found = packaged().runners()
+    found = packaged_runners()
     assert len(found) == 390
     assert sum(r.deprecated for r in found) == 78
     assert Counter(r.arch for r in found).keys() == {"amd64", "arm64"}

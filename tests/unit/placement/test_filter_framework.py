@@ -116,7 +116,7 @@ def test_ascend_chips_have_images_of_their_own(soc, engine, words):
                    if isinstance(f, FrameworkFilter)]  # fmt: skip
     assert framework.keep(on, np.array([0]))[0] == (words is None)
     if words:
-        assert words in framework.reason(on, 0).text
+        assert words in framework.reasons(on, np.array([0]), 0, 1)[0].text
 
 
 def test_a_chip_that_is_not_known_does_not_matter_with_an_image_of_ones_own():
@@ -127,7 +127,10 @@ def test_a_chip_that_is_not_known_does_not_matter_with_an_image_of_ones_own():
 def test_the_image_that_the_worker_will_take_is_known():
     on = told(fleet("1x1xA-24 + 1x1xA-24"), "w1", runtime_version="12.8", arch="amd64")
     [framework] = [f for f in chain.chain(vllm(), known()) if isinstance(f, FrameworkFilter)]
-    first, second = framework.verdict(on, 0, 0), framework.verdict(on, 1, 0)
+    first, second = (
+        framework.known.of(on.kinds[int(on.gpu_kind[w, 0])], on.architectures[int(on.arch[w])])
+        for w in (0, 1)
+    )
     assert first.runner is not None
     assert second.runner is not None
     assert (first.runner.level, first.runner.arch, first.guessed) == ("12.8", "amd64", False)

@@ -18,10 +18,11 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.filters import chain
-from gpustackd.placement.filters.engine_images import EngineImages, Runner, packaged
+from gpustackd.placement.filters.engine_images import EngineImages, Runner
 from gpustackd.placement.filters.framework import FrameworkFilter
 from gpustackd.placement.policy import Policy
 from tests import peer_cases as peer
+from tests.runners import packaged_runners
 
 
 def _older(case: dict[str, Any]) -> bool:
@@ -52,7 +53,7 @@ def backends(case: dict[str, Any]) -> Backends:
 
 
 def catalogue(case: dict[str, Any]) -> EngineImages:
-    found = packaged().runners()
+    found = packaged_runners()
     for said in case["inputs"].get("runner_catalogue") or []:
         query, available = said["query"], said["available"]
         matching = [r for r in found if _answers(r, query)]
@@ -87,7 +88,9 @@ def judged(case: dict[str, Any]) -> tuple[Fleet, list[str], list[tuple[str, Reas
     own = [f for f in chain.chain(demand(case), policy) if isinstance(f, FrameworkFilter)]
     rows = np.arange(fleet.count)
     kept = own[0].keep(fleet, rows) if own else np.ones(fleet.count, np.bool_)
-    dropped = [(fleet.row(w).name, own[0].reason(fleet, w)) for w in rows[~kept].tolist()]
+    dropped = [
+        (fleet.row(w).name, own[0].reasons(fleet, np.array([w]), 0, 1)[0]) for w in rows[~kept].tolist()
+    ]
     return fleet, [fleet.row(w).name for w in rows[kept].tolist()], dropped
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpustackd.errors import BadRow
 from gpustackd.replicas import cron
-from gpustackd.replicas.schedule import Schedule, on_save, schedule, wanted
+from gpustackd.replicas.schedule import Schedule, schedule, wanted
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -132,14 +132,12 @@ def test_a_schedule_that_cannot_be_kept_is_refused_by_the_part_at_fault(value: A
 def test_what_is_not_enabled_may_be_half_done_and_says_nothing() -> None:
     for value in (None, {}, {"enabled": False, "rules": [{}]}, {"rules": None, "baseline_replicas": None}):
         assert not schedule(value).says
-        assert on_save(schedule(value), 7, at(9), BERLIN) == 7
 
 
-def test_saving_a_schedule_sets_its_number_and_a_pause_none() -> None:
-    assert on_save(DAY, 7, at(9), BERLIN) == 4
-    assert on_save(DAY, None, at(21), BERLIN) == 1
+def test_a_paused_schedule_says_nothing_and_its_peak_is_its_largest_number() -> None:
+    assert wanted(DAY, at(9), BERLIN).replicas == 4
+    assert wanted(DAY, at(21), BERLIN).replicas == 1
     paused = planned(rule("0 8 * * *", 12, 4), paused=True)
     assert not paused.says
-    assert on_save(paused, 7, at(9), BERLIN) == 0
     assert DAY.peak == 6
     assert planned(rule("0 8 * * *", 1, 0), baseline=3).peak == 3

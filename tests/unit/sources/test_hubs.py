@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources.formats.safetensors_header import encode
 from gpustackd.sources.library import ReaderOptions
 from gpustackd.sources.reader import Reader
 from tests.hub import Answer, Hub, Repo, Sparse, repo_of, safetensors, size_of
+from tests.safetensors_files import encode
 from tests.specs import a_model, known_models
 
 pytestmark = pytest.mark.anyio

@@ -9,6 +9,7 @@ import pytest
 
 from gpustackd.errors import ModelUnreadable
 from gpustackd.sources.formats import safetensors_header as st
+from tests.safetensors_files import data_bytes, encode
 
 TENSORS = [("a", "BF16", [2, 3]), ("b", "F32", [5]), ("c", "I8", []), ("d", "F8_E4M3", [4]), ("e", "F4", [3])]
 
@@ -36,20 +37,20 @@ def refused(data: bytes, size: int | None = 10_000) -> ModelUnreadable:
 
 
 def test_what_is_written_is_read_back() -> None:
-    head = st.encode(TENSORS, {"format": "pt"})
-    size = len(head) + st.data_bytes(TENSORS)
+    head = encode(TENSORS, {"format": "pt"})
+    size = len(head) + data_bytes(TENSORS)
     length = st.header_length(head[:8], size, "x")
     assert length == len(head) - 8
     assert len(head) % 8 == 0
     found = st.parse(head[8:], size, "x")
     assert found.tensors == 5
-    assert found.file_bytes == size
+    assert found.header_bytes + found.data_bytes == size
     assert dict(found.bytes_by_dtype) == {"BF16": 12, "F32": 20, "I8": 1, "F8_E4M3": 4, "F4": 2}
 
 
 def test_packed_tensors_count_by_their_bytes() -> None:
     packed = [("w.qweight", "I32", [1024, 512]), ("w.scales", "F16", [8, 512])]
-    found = st.parse(st.encode(packed)[8:], None, "x")
+    found = st.parse(encode(packed)[8:], None, "x")
     assert found.data_bytes == 1024 * 512 * 4 + 8 * 512 * 2
 
 

@@ -8,7 +8,6 @@ from gpustackd.errors import ModelUnreadable
 from gpustackd.sources.formats.weight_files import (
     components_of,
     is_diffusers_index,
-    is_weight_file,
     names_in_index,
     pick,
     pick_components,
@@ -116,10 +115,3 @@ def test_a_pipeline_counts_one_format_of_each_component_and_nothing_beside_them(
     }  # fmt: skip
     chosen = pick_components(sizes, components_of(PIPELINE), {})
     assert sum(sizes[name] for name in chosen) == 1 + 2 + 4 + 8
-
-
-def test_what_a_trainer_leaves_behind_is_no_weight() -> None:
-    assert is_weight_file("pytorch_model.bin")
-    assert is_weight_file("vae/x.safetensors")
-    assert not is_weight_file("optimizer.pt")
-    assert not is_weight_file("model.gguf")
