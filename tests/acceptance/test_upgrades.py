@@ -10,10 +10,11 @@ import anyio
 import asyncpg
 import pytest
 
-from gpustackd.store.postgres.migrate import difference, on_connection
+from gpustackd.store.postgres.migrate import on_connection
 from gpustackd.store.postgres.revision import HEAD
 from tests.acceptance.daemons import clean_environment, command, crew, gpustackd, within
 from tests.acceptance.machines import Site, W, site_on
+from tests.schema import difference
 
 pytestmark = pytest.mark.anyio
 

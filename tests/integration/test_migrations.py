@@ -13,25 +13,16 @@ from urllib.parse import quote
 
 import asyncpg
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from sqlalchemy import Connection
 
 from gpustackd.errors import DatabaseUnavailable, UsageError, WrongRevision
 from gpustackd.store.postgres import migrate as schema
 from gpustackd.store.postgres.revision import HEAD, judge
-from gpustackd.store.tables import metadata
 from tests.integration.ears import listening
 from tests.integration.waits import until
 from tests.integration.world import GIB, world_of
+from tests.schema import difference
 
 pytestmark = pytest.mark.anyio
-
-
-def difference(connection: Connection) -> list[object]:
-    """What tables and migrations disagree on (empty = in step)."""
-    context = MigrationContext.configure(connection, opts={"compare_type": True})
-    return list(compare_metadata(context, metadata))
 
 
 ROOT = Path(__file__).resolve().parents[2]
