@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import typer
 
-from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, settings
+from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, load_settings
 from gpustackd.cli.output import console, print_json
 from gpustackd.errors import DatabaseUnavailable, WrongRevision
 from gpustackd.redaction import mask_url
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one look found. `exit_code` counts where it is not `ok`."""
+    """One check and its outcome. `exit_code` counts where it is not `ok`."""
 
     name: str
     ok: bool
@@ -40,9 +40,9 @@ def check(
 
     Example: gpustackd check --config /etc/gpustackd.toml
     """
-    found = settings(config, database_url)
-    found.require_database()
-    results = [_settings(found), *anyio.run(_database, found)]
+    settings = load_settings(config, database_url)
+    settings.require_database()
+    results = [_settings(settings), *anyio.run(_database, settings)]
     codes = [r.exit_code for r in results if not r.ok]
     if output is Form.JSON:
         looks = [{"name": r.name, "ok": r.ok, "detail": r.detail, "remedy": r.remedy} for r in results]
@@ -59,33 +59,33 @@ def check(
         raise typer.Exit(max(codes))
 
 
-async def _database(found: Settings) -> list[Result]:
+async def _database(settings: Settings) -> list[Result]:
     from gpustackd.store.postgres import fitness
     from gpustackd.store.postgres.inventory import connected, revision
     from gpustackd.store.postgres.revision import judge
 
-    url = found.require_database()
+    url = settings.require_database()
     results: list[Result] = []
     try:
         async with connected(url, "gpustackd check", any_revision=True) as connection:
-            where = mask_url(url) if found.database_url else "the place that the PG* variables name"
+            where = mask_url(url) if settings.database_url else "the place that the PG* variables name"
             results.append(_server(await fitness.version(connection), where))
             writable = await fitness.takes_writes(connection)
             results.append(_writable(writable, await fitness.denied(connection)))
             results.append(_schema(await revision(connection), judge))
-            results.append(await _notifications(found.require_listen_database(), connection))
+            results.append(await _notifications(settings.require_listen_database(), connection))
     except DatabaseUnavailable as error:
         results.append(Result("database", False, error.problem, error.remedy, error.exit_code))
     return results
 
 
-def _settings(found: Settings) -> Result:
-    if not found.ignored:
+def _settings(settings: Settings) -> Result:
+    if not settings.ignored:
         return Result("settings", True, "all known, all valid")
     from gpustackd.settings import IGNORED
 
     return Result(
-        "settings", True, f"valid; without effect: {', '.join(found.ignored)}", f"{IGNORED}; unset them"
+        "settings", True, f"valid; without effect: {', '.join(settings.ignored)}", f"{IGNORED}; unset them"
     )
 
 

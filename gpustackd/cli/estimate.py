@@ -12,7 +12,7 @@ import typer
 
 from gpustackd.cli import gguf_table
 from gpustackd.cli.estimate_cards import as_json, card_memory, show_cards, with_cards, with_refusal
-from gpustackd.cli.options import ConfigOption, Form, FormOption, settings
+from gpustackd.cli.options import ConfigOption, Form, FormOption, load_settings
 from gpustackd.cli.output import console, print_json, print_table
 from gpustackd.errors import BadRow, UsageError
 
@@ -103,10 +103,10 @@ def estimate(
         if memory is not None:
             raise UsageError("--card is not for GGUF files", "their table shows every number of layers")
         gguf_table.answer(
-            model, spec, settings(config), output, devices=devices, split=tensor_split, rows=n_outputs
+            model, spec, load_settings(config), output, devices=devices, split=tensor_split, rows=n_outputs
         )
         return
-    found, placed = anyio.run(_breakdown, settings(config), spec, memory)
+    found, placed = anyio.run(_breakdown, load_settings(config), spec, memory)
     if output is Form.JSON:
         print_json(found.as_json() | ({} if placed is None else {"card": as_json(placed)}))
     else:
@@ -169,13 +169,13 @@ def _absolute(path: Path) -> str:
 
 
 async def _breakdown(
-    found: Settings, spec: ModelSpec, memory: int | None
+    settings: Settings, spec: ModelSpec, memory: int | None
 ) -> tuple[Breakdown, OnCards | None]:
     from gpustackd.daemon.configure import reader_options
     from gpustackd.estimate.breakdown import breakdown
     from gpustackd.sources.reader import Reader
 
-    async with Reader(reader_options(found)) as models:
+    async with Reader(reader_options(settings)) as models:
         facts = await models.facts(spec)
     try:
         whole, placed = (breakdown(spec, facts), None) if memory is None else with_cards(spec, facts, memory)

@@ -11,7 +11,7 @@ import typer
 
 from gpustackd.cli.explain_text import show
 from gpustackd.cli.get import place
-from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, settings
+from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, load_settings
 from gpustackd.cli.output import console, print_json
 from gpustackd.domain.lifecycle import WAITING
 from gpustackd.domain.outcome import Cure, NoFit, Placed
@@ -48,15 +48,15 @@ def explain(
 
     Example: gpustackd explain qwen-1
     """
-    found = settings(config, database_url)
-    told = anyio.run(answer, found, found.require_database(), instance)
+    settings = load_settings(config, database_url)
+    told = anyio.run(answer, settings, settings.require_database(), instance)
     if output is Form.JSON:
         print_json(told)
     else:
         show(console(), told)
 
 
-async def answer(found: Settings, url: str, name: str) -> dict[str, Any]:
+async def answer(settings: Settings, url: str, name: str) -> dict[str, Any]:
     """Everything that is told of an instance, as data. Raises Refused where there is none of that name,
     DatabaseUnavailable or WrongRevision."""
     from gpustackd.daemon.whatif.compose import uncollected
@@ -69,12 +69,12 @@ async def answer(found: Settings, url: str, name: str) -> dict[str, Any]:
         decisions = await inventory.decisions(row["id"])
         known = None
         if row["worker"] is None and row["state"] in WAITING:
-            known = await _explained(found, store, connection, row)
+            known = await _explained(settings, store, connection, row)
     return explanation(row, decisions, known)
 
 
 async def _explained(
-    found: Settings, store: PostgresStore, connection: Connection, row: Row
+    settings: Settings, store: PostgresStore, connection: Connection, row: Row
 ) -> Explanation | None:
     """The decision made anew, as a daemon with these settings would make it."""
     from gpustackd.daemon.whatif.compose import held_by_others, standing_on
@@ -93,7 +93,7 @@ async def _explained(
         h["id"]: Holder(h["id"], h["name"], h["model"], h["model_id"], h["priority"])
         for h in await InventoryReads(connection).holders()
     }
-    async with standing_on(store, found, await held_by_others(store, found)) as standing:
+    async with standing_on(store, settings, await held_by_others(store, settings)) as standing:
         return await explain(standing, mine, queue, holders)
 
 
@@ -162,15 +162,15 @@ def _waiting(row: Row, latest: Row | None, known: Explanation | None, now: datet
 
 def _counts(reasons: Any) -> list[dict[str, Any]]:
     """How many workers each reason holds for, as far as it counts any."""
-    found = []
+    counts = []
     for r in reasons if isinstance(reasons, list) else ():
         params = r.get("params") if isinstance(r, Mapping) else None
         if not isinstance(params, Mapping):
             continue
         count = params.get("dropped", params.get("workers"))
         if isinstance(count, int) and not isinstance(count, bool):
-            found.append({"filter": r.get("filter"), "code": r.get("code"), "workers": count})
-    return found
+            counts.append({"filter": r.get("filter"), "code": r.get("code"), "workers": count})
+    return counts
 
 
 def _events(cures: Cure) -> str:

@@ -32,7 +32,7 @@ _WORDS = {
 def answer(
     model: str,
     spec: ModelSpec,
-    found: Settings,
+    settings: Settings,
     form: Form,
     *,
     devices: int | None,
@@ -47,7 +47,7 @@ def answer(
         from gpustackd.estimate.llama_cpp.table import table
         from gpustackd.sources.reader import Reader
 
-        async with Reader(reader_options(found)) as models:
+        async with Reader(reader_options(settings)) as models:
             facts = await models.facts(spec)
         try:
             return table(spec, facts, devices=devices, split=split, rows=rows)

@@ -41,7 +41,7 @@ DatabaseOption = Annotated[
 ]
 
 
-def settings(config: Path | None, database_url: str | None = None, **flags: Any) -> Settings:
+def load_settings(config: Path | None, database_url: str | None = None, **flags: Any) -> Settings:
     """The settings in force: built-in < file < environment < flags. Raise UsageError."""
     from gpustackd.settings import load
 
@@ -50,4 +50,4 @@ def settings(config: Path | None, database_url: str | None = None, **flags: Any)
 
 def database(config: Path | None, database_url: str | None) -> str:
     """The database's URL. Raise UsageError where none is set."""
-    return settings(config, database_url).require_database()
+    return load_settings(config, database_url).require_database()

@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from gpustackd.cli.apply import read_file
-from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, settings
+from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, load_settings
 from gpustackd.cli.output import console, print_json
 from gpustackd.domain.outcome import NoFit, Placed
 
@@ -35,9 +35,9 @@ def plan(
 
     Example: gpustackd plan -f models.yaml
     """
-    found = settings(config, database_url)
+    settings = load_settings(config, database_url)
     texts = [read_file(path) for path in file]
-    told = anyio.run(answer, found, found.require_database(), texts)
+    told = anyio.run(answer, settings, settings.require_database(), texts)
     if output is Form.JSON:
         print_json({k: v for k, v in told.items() if k != "fleet"})
     else:
@@ -48,14 +48,14 @@ def plan(
         raise typer.Exit(1)
 
 
-async def answer(found: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+async def answer(settings: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The plan of documents, each a (text, name) of a file, as data. Raises Refused where `apply` would
     refuse one, DatabaseUnavailable or WrongRevision."""
     from gpustackd.daemon.whatif.compose import planned, uncollected
     from gpustackd.store.documents.reading import read_documents
 
     files = [read_documents(text, name) for text, name in texts]
-    async with uncollected(), planned(url, found, files) as (made, names):
+    async with uncollected(), planned(url, settings, files) as (made, names):
         return answer_of(made, names)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from gpustackd.cli.options import ConfigOption, DatabaseOption, settings
+from gpustackd.cli.options import ConfigOption, DatabaseOption, load_settings
 from gpustackd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,19 +48,19 @@ def run(
         raise UsageError(f"{directory} is no option of run", "a directory goes with --embedded")
     if embedded and database_url:
         raise UsageError("--embedded and --database-url are two databases", "give one of them")
-    found = settings(
+    settings = load_settings(
         config, database_url, http=http, log_level=log_level, log_format=log_format, replica=replica
     )
     if not embedded:
-        found.require_database()
+        settings.require_database()
     where = (directory or default_directory()) if embedded else None
-    anyio.run(_daemon, found, where, migrate, backend="asyncio", backend_options=_loop())
+    anyio.run(_daemon, settings, where, migrate, backend="asyncio", backend_options=_loop())
 
 
-async def _daemon(found: Settings, embedded: Path | None, migrate: bool) -> None:
+async def _daemon(settings: Settings, embedded: Path | None, migrate: bool) -> None:
     from gpustackd.daemon import compose
 
-    await compose.run(found, embedded=embedded, migrate=migrate)
+    await compose.run(settings, embedded=embedded, migrate=migrate)
 
 
 def default_directory() -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from gpustackd.cli.options import ConfigOption, DatabaseOption, settings
+from gpustackd.cli.options import ConfigOption, DatabaseOption, load_settings
 from gpustackd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ def worker(
         raise UsageError(f"--delay {delay:g} is no length of time", "give seconds, such as --delay 0.5")
     if fail_rate is not None and not 0 <= fail_rate <= 1:
         raise UsageError(f"--fail-rate {fail_rate:g} is no share", "give a number from 0 to 1")
-    found = settings(config, database_url, log_level=log_level, log_format=log_format)
-    found.require_database()
+    settings = load_settings(config, database_url, log_level=log_level, log_format=log_format)
+    settings.require_database()
     if not simulate:
-        anyio.run(_host, found, given[0] if given else socket.gethostname(), cluster, ip)
+        anyio.run(_host, settings, given[0] if given else socket.gethostname(), cluster, ip)
         return
     from gpustackd.agent.register import cards, simulated
     from gpustackd.agent.simulated import Script
@@ -109,7 +109,7 @@ def worker(
     )
     made = cards(gpus or "")
     documents = [simulated(name, ram or "256GiB", made, cluster) for name in given] if create else []
-    anyio.run(_simulate, found, given, documents, script)
+    anyio.run(_simulate, settings, given, documents, script)
 
 
 def _check_simulated(
@@ -129,7 +129,7 @@ def _refuse(options: dict[str, Any], needed: str, why: str) -> None:
 
 
 async def _simulate(
-    found: Settings, names: list[str], documents: list[dict[str, Any]], script: Script
+    settings: Settings, names: list[str], documents: list[dict[str, Any]], script: Script
 ) -> None:
     from gpustackd.agent import register
     from gpustackd.store.postgres import worker_side
@@ -143,10 +143,10 @@ async def _simulate(
         await register.find(connection, names)
         return names
 
-    await _live(found, setup, script)
+    await _live(settings, setup, script)
 
 
-async def _host(found: Settings, name: str, cluster: str | None, ip: str | None) -> None:
+async def _host(settings: Settings, name: str, cluster: str | None, ip: str | None) -> None:
     from gpustackd.agent import host, register
 
     async def setup(connection: Connection, log: Log) -> Sequence[str]:
@@ -166,16 +166,16 @@ async def _host(found: Settings, name: str, cluster: str | None, ip: str | None)
             log.warning("worker.without_gpus", worker=name, reason=gpus.unseen)
         return [name]
 
-    await _live(found, setup, None)
+    await _live(settings, setup, None)
 
 
-async def _live(found: Settings, setup: Any, script: Script | None) -> None:
+async def _live(settings: Settings, setup: Any, script: Script | None) -> None:
     from gpustackd.agent.life import Life
     from gpustackd.observe.logging import start_logging
 
-    logging = start_logging(level=found.log_level, form=found.log_format)
+    logging = start_logging(level=settings.log_level, form=settings.log_format)
     try:
-        life = Life(found.require_database(), logging.log, found.worker_heartbeat_interval, script)
+        life = Life(settings.require_database(), logging.log, settings.worker_heartbeat_interval, script)
         await life.live(lambda connection: setup(connection, logging.log))
     finally:
         logging.close()
