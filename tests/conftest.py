@@ -61,11 +61,13 @@ class Server:
     def drop(self, name: str) -> None:
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
-    def migrated_template(self, migrate: Callable[[str], None]) -> str:
+    def migrated_template(self) -> str:
         """A database with the schema at head, migrated once and then only copied."""
+        from gpustackd.store.postgres.migrate import migrate
+
         if self._template is None:
             name = self.create()
-            migrate(self.url(name))
+            self._runner.run(migrate(self.url(name)))
             self._template = name
         return self._template
 
@@ -121,9 +123,7 @@ def empty_database(postgres_server: Server) -> Iterator[str]:
 @pytest.fixture
 def database(postgres_server: Server) -> Iterator[str]:
     """The URL of a database with the schema at head, dropped after the test."""
-    from gpustackd.store.postgres.migrate import upgrade
-
-    with fresh_database(postgres_server, postgres_server.migrated_template(upgrade)) as url:
+    with fresh_database(postgres_server, postgres_server.migrated_template()) as url:
         yield url
 
 

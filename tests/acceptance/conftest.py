@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpustackd.store.postgres.migrate import upgrade
 from tests.acceptance.daemons import crew
 from tests.acceptance.machines import Site, site_on
 from tests.acceptance.record import Record
@@ -31,7 +30,7 @@ async def record(site: Site) -> Record:
 @pytest.fixture(scope="module")
 def stage(postgres_server: Server) -> Iterator[str]:
     """A database with the schema, for all tests of a file."""
-    with fresh_database(postgres_server, postgres_server.migrated_template(upgrade)) as url:
+    with fresh_database(postgres_server, postgres_server.migrated_template()) as url:
         yield url
 
 

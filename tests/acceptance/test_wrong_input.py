@@ -16,7 +16,6 @@ import anyio
 import asyncpg
 import pytest
 
-from gpustackd.store.postgres.migrate import upgrade
 from tests.acceptance.daemons import Crew, crew, gpustackd, within
 from tests.acceptance.machines import GIB, Site, W, model_directory, site_on
 from tests.acceptance.record import Record
@@ -52,7 +51,7 @@ class Town:
 
 @pytest.fixture(scope="module")
 def town_database(postgres_server: Server) -> Iterator[str]:
-    with fresh_database(postgres_server, postgres_server.migrated_template(upgrade)) as url:
+    with fresh_database(postgres_server, postgres_server.migrated_template()) as url:
         yield url
 
 

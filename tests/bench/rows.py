@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from gpustackd.store.embedded import EmbeddedPostgres
-from gpustackd.store.postgres.migrate import upgrade
+from gpustackd.store.postgres.migrate import migrate
 from tests.bench import (
     bench_all_stages,
     bench_decide,
@@ -193,7 +193,7 @@ class Bench:
         """A database with the schema, migrated once."""
         if not self._migrated:
             await maintenance.sql.execute("CREATE DATABASE bench_template")
-            await anyio.to_thread.run_sync(upgrade, self.server.url("bench_template"))
+            await migrate(self.server.url("bench_template"))
             self._migrated = True
         return "bench_template"
 

@@ -123,7 +123,11 @@ async def test_a_run_that_is_killed_half_way_leaves_whole_steps_and_the_next_one
             EXECUTE FUNCTION public.halt();
         SELECT pg_advisory_lock(77);
     """)
-    code = "import sys; from gpustackd.store.postgres.migrate import upgrade; upgrade(sys.argv[1])"
+    code = (
+        "import anyio, sys\n"
+        "from gpustackd.store.postgres.migrate import migrate\n"
+        "anyio.run(migrate, sys.argv[1])"
+    )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, url)
 
     async def half_way() -> bool:

@@ -16,8 +16,8 @@ LETTER_BY_LETTER = 4
 
 def test_few_blocks_stand_twice_and_none_letter_by_letter() -> None:
     alike, equal = blocks(ROOT), blocks(ROOT, letter_by_letter=True)
-    assert len(alike) == TWICE, "\n".join(map(str, alike))
-    assert len(equal) == LETTER_BY_LETTER, "\n".join(map(str, equal))
+    assert len(alike) <= TWICE, "\n".join(map(str, alike))
+    assert len(equal) <= LETTER_BY_LETTER, "\n".join(map(str, equal))
 
 
 @pytest.mark.parametrize(("lines", "found"), [(LINES, 1), (LINES - 1, 0)])

@@ -85,11 +85,6 @@ def known(demand: Demand, policy: Policy) -> Known:
     return Known(Warm(main_ready, draft_ready), wanted)
 
 
-def warm(demand: Demand, policy: Policy) -> Warm:
-    """Who holds this demand's files."""
-    return known(demand, policy).warm
-
-
 def _ready(files: Files, index: str, path: str | None) -> Mapping[int, int]:
     by_index = files.get(index) or NOBODY
     by_path = (files.get(f"path:{path}") or NOBODY) if path else NOBODY

@@ -179,11 +179,6 @@ async def _migrate(url: str, to: str, say: Callable[[str], None]) -> tuple[str |
         await lock.close()
 
 
-def upgrade(url: str, to: str = "head") -> None:
-    """`migrate` for callers without an event loop."""
-    anyio.run(migrate, url, to)
-
-
 def sql(to: str = "head") -> str:
     """The statements that lead from an empty database to `to`."""
     output = io.StringIO()
@@ -201,5 +196,4 @@ __all__ = [
     "revisions",
     "scripts",
     "sql",
-    "upgrade",
 ]
