@@ -17,15 +17,14 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.fleet.fleet import Booking, GpuRow, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import NoFit, Placed
-from gpustackd.domain.placement_hints import NONE as NOTHING_LEARNT
-from gpustackd.domain.placement_hints import PlacementHints
+from gpustackd.domain.placement_hints import NO_HINTS, PlacementHints
 from gpustackd.domain.pools import Pools
-from gpustackd.replicas.number import ReplicaSteps
 from gpustackd.replicas.replica import Replica
+from gpustackd.replicas.sync_plan import SyncPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingInstance:
     """A PENDING instance as read, before anyone works on it."""
 
     id: int
@@ -39,7 +38,7 @@ class Waiting:
     """Seconds until `next_attempt_at` by the database's clock; 0 or less = now."""
     signature: str | None
     """Signature of the refusal written on the row; None = never decided."""
-    learnt: PlacementHints = NOTHING_LEARNT
+    hints: PlacementHints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class Store(Protocol):
     async def bookings(self, worker_ids: Sequence[int] | None) -> Sequence[Booking]:
         """Ledger rows on these workers (None = all)."""
 
-    async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[Waiting]:
+    async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[WaitingInstance]:
         """PENDING instances among `ids` (None = all), by priority, then age."""
 
     async def pending_ids(self) -> Sequence[int]:
@@ -195,14 +194,15 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicasSeen:
-    """A model's replicas as read. `who` and `standing` are the store's words for whether it still is so."""
+class ReplicaSnapshot:
+    """A model and its instances as read. The digests let a write check that nothing changed since."""
 
     model_id: int
     name: str
     replicas: int | None
-    there: Sequence[Replica]
+    instances: Sequence[Replica]
     names: frozenset[str]
+    """Names of the instances."""
     now: datetime
     """By the database's clock, with its zone."""
     zone: str = "UTC"
@@ -210,44 +210,48 @@ class ReplicasSeen:
     roles: Any = None
     scaling_schedule: Any = None
     placement_strategy: str | None = None
-    who: str | None = None
-    standing: str | None = None
-    planned: str | None = None
-    """The store's word for the schedule as it was seen."""
+    members_digest: str | None = None
+    """Of the set of instances with their roles, groups and drains."""
+    states_digest: str | None = None
+    """Of the instances' states and places."""
+    schedule_digest: str | None = None
 
 
-class Sync(StrEnum):
-    """What became of a try to bring a model to its number."""
+class SyncResult(StrEnum):
+    """What became of an attempt to bring a model to its number of replicas."""
 
     DONE = "done"
     BUSY = "busy"
-    """Somebody works on the model or one of its rows."""
+    """Another transaction holds the model or one of its instances."""
     CHANGED = "changed"
-    """It is not as it was seen any more."""
+    """The rows are not as they were read."""
     GONE = "gone"
+    """The model was deleted."""
     TAKEN = "taken"
-    """Others have instances of the names that were free; what could be added was."""
+    """Not all names were free any more; as many instances as possible were added."""
 
 
 class ReplicaStore(Protocol):
-    """What keeping the number of replicas needs of the database; errors as `Store`."""
+    """What keeping models at their number of replicas needs of the database; errors as `Store`."""
 
-    async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
-        """Models (among these; None = all) whose number may not be right, or may change by itself: another
-        number of rows, rows that drain, roles, a schedule that is enabled or not to be understood. Models
-        without a number are left out. The most important ones first."""
+    async def out_of_sync(self, ids: Sequence[int] | None) -> Sequence[int]:
+        """Models (among these; None = all) whose number of instances may be wrong, or may change with time:
+        the count differs from `replicas`, an instance drains or has a role, a schedule is enabled or cannot
+        be read. By priority, then age; a model whose `replicas` is NULL is left out unless it has a
+        schedule."""
 
-    async def replicas(self, model_id: int) -> ReplicasSeen | None:
+    async def replicas(self, model_id: int) -> ReplicaSnapshot | None:
         """None = there is no such model."""
 
     async def sync(
-        self, seen: ReplicasSeen, replicas: int, steps: ReplicaSteps, names: Sequence[Sequence[str]]
-    ) -> Sync:
-        """Write the steps if all is as it was seen and the model still asks for `replicas`. `names` has, for
-        each seat of `steps.add`, names in the order in which to use them, with some to spare."""
+        self, seen: ReplicaSnapshot, replicas: int, plan: SyncPlan, names: Sequence[Sequence[str]]
+    ) -> SyncResult:
+        """Write the plan if the rows are as they were read and the model still asks for `replicas`. `names`
+        holds, for each entry of `plan.add`, candidate names in order of preference, more than are needed."""
 
-    async def set_replicas(self, seen: ReplicasSeen, replicas: int, until: datetime | None) -> bool:
-        """Write what a schedule wants, if the schedule is still the one seen and `until` is not over."""
+    async def set_replicas(self, seen: ReplicaSnapshot, replicas: int, until: datetime | None) -> bool:
+        """Write the number that the schedule asks for, if the schedule is the one read and `until` has not
+        passed. Returns whether it was written."""
 
 
 class ModelReader(Protocol):

@@ -1,4 +1,4 @@
-"""Replicas over the store in memory: the same port and the same guard as over PostgreSQL."""
+"""`ports.ReplicaStore` in memory, with the same guard as over PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpustackd.domain.lifecycle import WAITING
-from gpustackd.ports import ReplicasSeen, Sync
-from gpustackd.replicas.number import ReplicaSteps
+from gpustackd.ports import ReplicaSnapshot, SyncResult
 from gpustackd.replicas.replica import Replica, replica
+from gpustackd.replicas.sync_plan import SyncPlan
 from gpustackd.store.memory.store import MemoryStore
 from gpustackd.store.memory.tables import InstanceRecord, ModelRecordRow
 
@@ -20,13 +20,13 @@ class MemoryReplicas:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
-    async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
+    async def out_of_sync(self, ids: Sequence[int] | None) -> Sequence[int]:
         models = self._store.models_by_id
         wanted = models if ids is None else [i for i in ids if i in models]
-        uneven = (i for i in wanted if self._uneven(models[i]))
-        return sorted(uneven, key=lambda i: (-models[i].priority, i))
+        out_of_sync = (i for i in wanted if self._is_out_of_sync(models[i]))
+        return sorted(out_of_sync, key=lambda i: (-models[i].priority, i))
 
-    def _uneven(self, model: ModelRecordRow) -> bool:
+    def _is_out_of_sync(self, model: ModelRecordRow) -> bool:
         number, planned = model.columns.get("replicas"), model.columns.get("scaling_schedule")
         if planned is not None:
             enabled = planned.get("enabled", False) if isinstance(planned, dict) else "none"
@@ -37,57 +37,57 @@ class MemoryReplicas:
         odd = leaving > 0 or any(r.role is not None for r in there)
         return number is not None and (odd or len(there) - leaving != number)
 
-    async def replicas(self, model_id: int) -> ReplicasSeen | None:
+    async def replicas(self, model_id: int) -> ReplicaSnapshot | None:
         model = self._store.models_by_id.get(model_id)
         if model is None:
             return None
         there = self._there(model_id)
-        who, standing = self._words(model_id)
-        return ReplicasSeen(
+        members, states = self._digests(model_id)
+        return ReplicaSnapshot(
             model_id=model_id,
             name=model.name,
             replicas=model.columns.get("replicas"),
-            there=[self._replica(r) for r in there],
+            instances=[self._replica(r) for r in there],
             names=frozenset(r.name for r in there),
             now=datetime.fromtimestamp(self._store.clock(), UTC),
             roles=model.columns.get("roles"),
             scaling_schedule=model.columns.get("scaling_schedule"),
             placement_strategy=model.columns.get("placement_strategy"),
-            who=who,
-            standing=standing,
-            planned=repr(model.columns.get("scaling_schedule")),
+            members_digest=members,
+            states_digest=states,
+            schedule_digest=repr(model.columns.get("scaling_schedule")),
         )
 
     async def sync(
-        self, seen: ReplicasSeen, replicas: int, steps: ReplicaSteps, names: Sequence[Sequence[str]]
-    ) -> Sync:
+        self, seen: ReplicaSnapshot, replicas: int, plan: SyncPlan, names: Sequence[Sequence[str]]
+    ) -> SyncResult:
         store = self._store
         model = store.models_by_id.get(seen.model_id)
         if model is None:
-            return Sync.GONE
-        who, standing = self._words(model.id)
-        held = standing == seen.standing or not (steps.delete or steps.drain)
-        if model.columns.get("replicas") != replicas or who != seen.who or not held:
-            return Sync.CHANGED
-        for i in steps.take_back:
+            return SyncResult.GONE
+        members, states = self._digests(model.id)
+        held = states == seen.states_digest or not (plan.delete or plan.drain)
+        if model.columns.get("replicas") != replicas or members != seen.members_digest or not held:
+            return SyncResult.CHANGED
+        for i in plan.undrain:
             store.model_instances[i].draining_since = None
-        for i in steps.drain:
+        for i in plan.drain:
             store.model_instances[i].draining_since = store.clock()
-        store.delete("model_instances", *steps.delete)
+        store.delete("model_instances", *plan.delete)
         short = False
-        for seat, several in zip(steps.add, names, strict=True):
+        for new, several in zip(plan.add, names, strict=True):
             taken = {r.name for r in store.model_instances.values()}
-            free = [n for n in several if n not in taken][: seat.number]
+            free = [n for n in several if n not in taken][: new.number]
             for name in free:
                 store.insert(
-                    "model_instances", name=name, model_id=model.id, role=seat.role, group_id=seat.group_id
+                    "model_instances", name=name, model_id=model.id, role=new.role, group_id=new.group_id
                 )
-            short |= len(free) < seat.number
-        return Sync.TAKEN if short else Sync.DONE
+            short |= len(free) < new.number
+        return SyncResult.TAKEN if short else SyncResult.DONE
 
-    async def set_replicas(self, seen: ReplicasSeen, replicas: int, until: datetime | None) -> bool:
+    async def set_replicas(self, seen: ReplicaSnapshot, replicas: int, until: datetime | None) -> bool:
         model = self._store.models_by_id.get(seen.model_id)
-        if model is None or repr(model.columns.get("scaling_schedule")) != seen.planned:
+        if model is None or repr(model.columns.get("scaling_schedule")) != seen.schedule_digest:
             return False
         late = until is not None and self._store.clock() >= until.timestamp()
         if late or model.columns.get("replicas") == replicas:
@@ -105,7 +105,7 @@ class MemoryReplicas:
         host = self._store.workers.get(row.worker_id or 0)
         return None if host is None else str(host.state)
 
-    def _words(self, model_id: int) -> tuple[str, str]:
+    def _digests(self, model_id: int) -> tuple[str, str]:
         there = self._there(model_id)
         who = [(r.id, r.draining_since, r.role, r.group_id) for r in there]
         standing = [

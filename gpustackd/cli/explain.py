@@ -80,15 +80,15 @@ async def _explained(
     from gpustackd.daemon.whatif.compose import held_by_others, standing_on
     from gpustackd.daemon.whatif.explain import explain
     from gpustackd.placement.advice.changes import Holder
-    from gpustackd.ports import Waiting
+    from gpustackd.ports import WaitingInstance
     from gpustackd.store.postgres.inventory import InventoryReads
 
     queue = await store.waiting(None)
     mine = next((w for w in queue if w.id == row["id"]), None)
     if mine is None:  # a daemon looks at it in this moment
         created = datetime.fromisoformat(row["created_at"])
-        mine = Waiting(row["id"], row["name"], row["model_id"], row["placement_epoch"], row["attempts"],
-                       row["priority"], created, 0.0, None)  # fmt: skip
+        mine = WaitingInstance(row["id"], row["name"], row["model_id"], row["placement_epoch"],
+                               row["attempts"], row["priority"], created, 0.0, None)  # fmt: skip
     holders = {
         h["id"]: Holder(h["id"], h["name"], h["model"], h["model_id"], h["priority"])
         for h in await InventoryReads(connection).holders()

@@ -1,7 +1,8 @@
-"""What is done about an instance in ERROR: again in place, elsewhere, with more memory, or nothing more.
+"""What to do about an instance in ERROR: restart in place, move it, book more memory, or give up.
 
-Delays double from one restart to the next, up to a limit; counters are in the row, so that no restart of a
-daemon forgets them, and go back to nothing after a time of stable running. Sizes in bytes, times in seconds.
+The delay doubles from one restart to the next, up to a limit. The counters are columns of the instance, so a
+daemon's restart forgets nothing, and they return to 0 after the instance ran stably for a while. Sizes in
+bytes, times in seconds.
 """
 
 from __future__ import annotations
@@ -10,121 +11,122 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import md5
 
-from gpustackd.domain.placement_hints import Raise
-from gpustackd.replicas.failure_causes import FailureCause, cause_of, observed
+from gpustackd.domain.placement_hints import ClaimRaise
+from gpustackd.replicas.failure_causes import FailureCause, failure_cause, requested_bytes
 
-FIRST_STEP = 10.0
-_LONGEST = 30
-"""Times the first step."""
+FIRST_DELAY = 10.0
+_MAX_DELAY = 30
+"""Times the first delay."""
 _JITTER = 0.1
-"""Part of the delay that is added at most: instances that failed together do not all come back together."""
+"""At most this share of the delay is added, so that instances that failed together come back apart."""
 
-HOPELESS_AFTER = 3
-"""Failures of an instance that was told something wrong; more of them would not teach more."""
-ELSEWHERE_AFTER = {FailureCause.DEVICE: 2, FailureCause.NODE: 2}
-ELSEWHERE_AFTER_ANY = 5
-"""Failures in one place after which another one is sought, by cause and for all others."""
+GIVE_UP_AFTER = 3
+"""Failures of an instance with a wrong configuration; it fails the same way everywhere."""
+MOVE_AFTER = {FailureCause.DEVICE: 2, FailureCause.NODE: 2}
+MOVE_AFTER_OTHERS = 5
+"""Failures in one place after which another place is sought, by cause and for all other causes."""
 
-RAISES_MOST = 3
-RAISE_PART = 0.1
-"""Part of what is booked that is added where the report names no amount."""
-RAISE_BOUND = 1.5
-"""Never more than so many times what was booked first."""
+MAX_RAISES = 3
+RAISE_SHARE = 0.1
+"""Share of the claim that is added where the report names no amount."""
+MAX_RAISE_FACTOR = 1.5
+"""A claim never grows beyond this multiple of the first one."""
 _RAM_STEP = 2**30
-_RAM_BOUND = 4 * 2**30
-"""RAM may grow by this much at least: often none was booked."""
+_MIN_RAM_BOUND = 4 * 2**30
+"""RAM may always grow by this much, since many models book none at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedInstance:
-    """An instance in ERROR that holds a place."""
+    """An instance in ERROR that holds a placement."""
 
     id: int
     restart_count: int
     """Restarts since it last ran stably."""
     failures: int
-    """Times that it failed where it is."""
+    """Failures in its present place."""
     since: float
-    """Seconds since its last restart, or since it failed where there was none."""
+    """Seconds since its last restart, or since its failure where it was never restarted."""
     message: str | None = None
     vram: int = 0
     """Booked over all GPUs."""
     ram: int = 0
-    """Booked on the worker where most is."""
+    """Booked on the worker where most is booked."""
     gpus: int = 1
     model_version: int = 0
     edited: bool = False
-    """Its model was edited after it failed."""
-    more: Raise | None = None
-    first_step: float = FIRST_STEP
-    """Seconds before the second restart."""
+    """Whether its model was edited after it failed."""
+    claim_raise: ClaimRaise | None = None
+    first_delay: float = FIRST_DELAY
+    """Seconds before the second restart; the first one is immediate."""
 
 
 class RestartAction(Enum):
-    """What to do."""
+    """What to do about a failed instance."""
 
     WAIT = "wait"
     RESTART = "restart"
-    ELSEWHERE = "elsewhere"
-    MORE = "more"
-    HOPELESS = "hopeless"
+    """In place."""
+    MOVE = "move"
+    """Release the place and avoid it for a while."""
+    RAISE_CLAIM = "raise_claim"
+    """Place it anew with a larger claim."""
+    GIVE_UP = "give_up"
 
 
 @dataclass(frozen=True, slots=True)
-class RestartStep:
-    """`whole_worker`: avoid all of it, not only the GPUs. `more`: what to book at least from now on."""
+class RestartDecision:
+    """An action. `whole_worker`: avoid the whole worker, not only the GPUs. `claim_raise`: the least to book
+    from now on."""
 
-    kind: RestartAction
+    action: RestartAction
     cause: FailureCause = FailureCause.OTHER
     whole_worker: bool = True
-    more: Raise | None = None
+    claim_raise: ClaimRaise | None = None
 
 
-def delay(attempt: int, first_step: float = FIRST_STEP) -> float:
+def restart_delay(attempt: int, first_delay: float = FIRST_DELAY) -> float:
     """Seconds before restart number `attempt` (from 1): 0, 10, 20, 40, 80, 160, 300, 300, …"""
-    return 0.0 if attempt <= 1 else first_step * min(2 ** min(attempt - 2, 10), _LONGEST)
+    return 0.0 if attempt <= 1 else first_delay * min(2 ** min(attempt - 2, 10), _MAX_DELAY)
 
 
-def due_after(instance_id: int, attempt: int, first_step: float = FIRST_STEP) -> float:
-    """The same with its jitter, which is the same whoever asks: daemons agree when it is time."""
+def jittered_delay(instance_id: int, attempt: int, first_delay: float = FIRST_DELAY) -> float:
+    """`restart_delay` with a jitter by instance and attempt, so that all daemons agree when it is due."""
     digest = md5(f"{instance_id}/{attempt}".encode(), usedforsecurity=False).digest()
-    return delay(attempt, first_step) * (1 + _JITTER * digest[0] / 255)
+    return restart_delay(attempt, first_delay) * (1 + _JITTER * digest[0] / 255)
 
 
-def next_step(failed: FailedInstance) -> RestartStep:
-    """What to do about it now. Where `ELSEWHERE` or `MORE` finds no place, it is restarted in place."""
-    cause = cause_of(failed.message)
-    if cause is FailureCause.CONFIG and failed.failures >= HOPELESS_AFTER and not failed.edited:
-        return RestartStep(RestartAction.HOPELESS, cause)
-    if failed.since < due_after(failed.id, failed.restart_count + 1, failed.first_step):
-        return RestartStep(RestartAction.WAIT, cause)
+def decide_restart(failed: FailedInstance) -> RestartDecision:
+    """What to do now. Where `MOVE` or `RAISE_CLAIM` finds no place, the caller restarts it in place."""
+    cause = failure_cause(failed.message)
+    if cause is FailureCause.CONFIG and failed.failures >= GIVE_UP_AFTER and not failed.edited:
+        return RestartDecision(RestartAction.GIVE_UP, cause)
+    if failed.since < jittered_delay(failed.id, failed.restart_count + 1, failed.first_delay):
+        return RestartDecision(RestartAction.WAIT, cause)
     if cause in (FailureCause.VRAM, FailureCause.RAM):
-        more = raised(failed, cause)
-        if more is not None:
-            return RestartStep(RestartAction.MORE, cause, more=more)
-    if (
-        failed.failures >= ELSEWHERE_AFTER.get(cause, ELSEWHERE_AFTER_ANY)
-        and cause is not FailureCause.CONFIG
-    ):
-        return RestartStep(RestartAction.ELSEWHERE, cause, whole_worker=cause is not FailureCause.DEVICE)
-    return RestartStep(RestartAction.RESTART, cause)
+        raised = raise_claim(failed, cause)
+        if raised is not None:
+            return RestartDecision(RestartAction.RAISE_CLAIM, cause, claim_raise=raised)
+    if failed.failures >= MOVE_AFTER.get(cause, MOVE_AFTER_OTHERS) and cause is not FailureCause.CONFIG:
+        return RestartDecision(RestartAction.MOVE, cause, whole_worker=cause is not FailureCause.DEVICE)
+    return RestartDecision(RestartAction.RESTART, cause)
 
 
-def raised(failed: FailedInstance, cause: FailureCause) -> Raise | None:
-    """What to book at least after a report of too little memory; None where the bounds are reached."""
-    old = failed.more if failed.more and failed.more.model_version == failed.model_version else None
-    base = old or Raise(first_vram=failed.vram, first_ram=failed.ram, model_version=failed.model_version)
-    if base.times >= RAISES_MOST:
+def raise_claim(failed: FailedInstance, cause: FailureCause) -> ClaimRaise | None:
+    """The least to book after an out-of-memory failure; None where the limits are reached."""
+    old = failed.claim_raise
+    if old is None or old.model_version != failed.model_version:
+        old = ClaimRaise(first_vram=failed.vram, first_ram=failed.ram, model_version=failed.model_version)
+    if old.times >= MAX_RAISES:
         return None
-    wanted = observed(failed.message)
+    requested = requested_bytes(failed.message)
     if cause is FailureCause.VRAM:
-        vram = _grown(failed.vram, base.first_vram, wanted * max(failed.gpus, 1), 0)
-        found = replace(base, vram=vram, times=base.times + 1)
-        return found if failed.vram and vram > failed.vram else None
-    ram = _grown(failed.ram, base.first_ram, max(wanted, _RAM_STEP), _RAM_BOUND)
-    return replace(base, ram=ram, times=base.times + 1) if ram > failed.ram else None
+        vram = _grown(failed.vram, old.first_vram, requested * max(failed.gpus, 1), 0)
+        return replace(old, vram=vram, times=old.times + 1) if failed.vram and vram > failed.vram else None
+    ram = _grown(failed.ram, old.first_ram, max(requested, _RAM_STEP), _MIN_RAM_BOUND)
+    return replace(old, ram=ram, times=old.times + 1) if ram > failed.ram else None
 
 
-def _grown(booked: int, first: int, wanted: int, least_bound: int) -> int:
-    bound = max(int(first * RAISE_BOUND), first + least_bound)
-    return min(booked + max(int(wanted * (1 + RAISE_PART)), int(booked * RAISE_PART)), bound)
+def _grown(booked: int, first: int, requested: int, min_bound: int) -> int:
+    bound = max(int(first * MAX_RAISE_FACTOR), first + min_bound)
+    return min(booked + max(int(requested * (1 + RAISE_SHARE)), int(booked * RAISE_SHARE)), bound)

@@ -86,13 +86,13 @@ _LONGEST = 8_000
 """Characters of a message that are looked at, from its end: the last words count."""
 
 
-def cause_of(message: str | None) -> FailureCause:
+def failure_cause(message: str | None) -> FailureCause:
     """What a message tells."""
     text = (message or "")[-_LONGEST:]
     return next((cause for cause, signs in _SIGNS if signs.search(text)), FailureCause.OTHER)
 
 
-def observed(message: str | None) -> int:
+def requested_bytes(message: str | None) -> int:
     """Bytes that the message says were asked for in vain; 0 where it names none."""
     found = _AMOUNT.search((message or "")[-_LONGEST:])
     return int(float(found[1]) * _UNIT[found[2].lower()]) if found else 0

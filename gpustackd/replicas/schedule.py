@@ -1,9 +1,9 @@
-"""Time-based scaling: how many replicas a model has at an instant, and when that changes next.
+"""Time-based scaling: how many replicas a model has at an instant, and when that number changes next.
 
-A window opens when its cron line fires and stays open for its length, which is counted in elapsed time, so
-that it is as long on the day of a clock change. At the instant of the fire it still reads closed, at the
-instant of its end it is closed. Of several open windows the one that started last counts, of those that
-started together the largest; where none is open, the baseline.
+A window opens when its cron line fires and stays open for its duration. The duration is elapsed time, so a
+window is as long as ever on the day of a clock change. The window is closed at the very instant of the fire
+and at the very instant of its end. Of several open windows the one that opened last counts; of those that
+opened together, the one with most replicas. Where none is open, the baseline counts.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 from gpustackd.errors import BadRow
 from gpustackd.replicas import cron
+from gpustackd.replicas.sync_plan import MAX_REPLICAS
 
-LONGEST = 366 * 86400
-"""Seconds that a window may last."""
-_MOST = 100_000
-_MANY = 500
+_MAX_DURATION = 366 * 86400
+"""Seconds."""
+_MAX_RULES = 500
 _TICK = timedelta(microseconds=1)
-COLUMN = "scaling_schedule"
+_COLUMN = "scaling_schedule"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """From each fire of `start_cron` on, for `duration` seconds, so many replicas."""
+class ScalingRule:
+    """`replicas` for `duration` seconds from each fire of `start_cron`."""
 
     start_cron: str
     duration: int
@@ -34,58 +34,61 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """A checked `models.scaling_schedule`. Only one that is enabled and not paused says a number."""
+class ScalingSchedule:
+    """A checked `models.scaling_schedule`. It sets the number only while enabled and not paused."""
 
     enabled: bool = False
     paused: bool = False
     baseline: int = 0
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ScalingRule, ...] = ()
 
     @property
-    def says(self) -> bool:
+    def is_active(self) -> bool:
+        """Whether it sets the number of replicas now."""
         return self.enabled and not self.paused
 
     @property
     def peak(self) -> int:
-        """The most replicas that it ever asks for."""
+        """The largest number of replicas that it ever asks for."""
         return max([self.baseline, *(r.replicas for r in self.rules)])
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """What a schedule wants at an instant, and until when that stands (None = for ever)."""
+class ScheduledReplicas:
+    """The number of replicas at an instant, and until when it holds (None = for ever)."""
 
     replicas: int
     until: datetime | None
 
 
-def schedule(value: Any) -> Schedule:
-    """Check the column. A schedule that is not enabled may be half done. Raise BadRow naming the part."""
+def scaling_schedule(value: Any) -> ScalingSchedule:
+    """Check the column; the rules of a schedule that is not enabled are not read.
+
+    Raises BadRow naming the part at fault.
+    """
     if value is None:
-        return Schedule()
+        return ScalingSchedule()
     if not isinstance(value, Mapping):
-        raise BadRow(COLUMN, "must be an object with enabled, baseline_replicas and rules")
+        raise BadRow(_COLUMN, "must be an object with enabled, baseline_replicas and rules")
     enabled, paused = _switch(value, "enabled"), _switch(value, "paused")
     rules = value.get("rules")
     if rules is None:
         rules = []
-    if not isinstance(rules, list) or len(rules) > _MANY:
-        raise BadRow(f"{COLUMN}.rules", f"must be a list of at most {_MANY} rules")
+    if not isinstance(rules, list) or len(rules) > _MAX_RULES:
+        raise BadRow(f"{_COLUMN}.rules", f"must be a list of at most {_MAX_RULES} rules")
     if not enabled:
-        return Schedule(False, paused)
+        return ScalingSchedule(False, paused)
     if not rules:
-        raise BadRow(f"{COLUMN}.rules", "is empty; an enabled schedule has at least one rule")
+        raise BadRow(f"{_COLUMN}.rules", "is empty; an enabled schedule has at least one rule")
     if value.get("baseline_replicas") is None:
-        raise BadRow(f"{COLUMN}.baseline_replicas", "is missing; it is the number outside all windows")
-    baseline = _whole(value, "baseline_replicas", COLUMN, 0, _MOST)
-    return Schedule(
-        True, paused, baseline, tuple(rule(r, f"{COLUMN}.rules[{n}]") for n, r in enumerate(rules))
+        raise BadRow(f"{_COLUMN}.baseline_replicas", "is missing; it is the number outside all windows")
+    baseline = _whole(value, "baseline_replicas", _COLUMN, 0, MAX_REPLICAS)
+    return ScalingSchedule(
+        True, paused, baseline, tuple(_rule(r, f"{_COLUMN}.rules[{n}]") for n, r in enumerate(rules))
     )
 
 
-def rule(value: Any, where: str = f"{COLUMN}.rules[]") -> Rule:
-    """Check one rule. Raise BadRow naming the part."""
+def _rule(value: Any, where: str) -> ScalingRule:
     if not isinstance(value, Mapping):
         raise BadRow(where, "must be an object with start_cron, duration_seconds and replicas")
     line = value.get("start_cron")
@@ -95,18 +98,18 @@ def rule(value: Any, where: str = f"{COLUMN}.rules[]") -> Rule:
         cron.check(line)
     except ValueError as error:
         raise BadRow(f"{where}.start_cron", str(error)) from None
-    return Rule(
+    return ScalingRule(
         line,
-        _whole(value, "duration_seconds", where, 1, LONGEST),
-        _whole(value, "replicas", where, 0, _MOST),
+        _whole(value, "duration_seconds", where, 1, _MAX_DURATION),
+        _whole(value, "replicas", where, 0, MAX_REPLICAS),
     )
 
 
-def wanted(planned: Schedule, now: datetime, zone: tzinfo) -> Number:
-    """The number at `now` (which has a zone) by a schedule whose lines are read in `zone`."""
+def scheduled_replicas(schedule: ScalingSchedule, now: datetime, zone: tzinfo) -> ScheduledReplicas:
+    """The number at `now` (an aware datetime); cron lines are read in `zone`."""
     best: tuple[datetime, int] | None = None
     changes: list[datetime] = []
-    for r in planned.rules:
+    for r in schedule.rules:
         length = timedelta(seconds=r.duration)
         fired = cron.last_before(r.start_cron, now, zone)
         if fired is not None and now < fired + length:
@@ -115,13 +118,13 @@ def wanted(planned: Schedule, now: datetime, zone: tzinfo) -> Number:
         coming = cron.next_from(r.start_cron, now, zone)
         if coming is not None:
             changes.append(coming + _TICK)  # at the fire itself it is still closed
-    return Number(best[1] if best else planned.baseline, min(changes, default=None))
+    return ScheduledReplicas(best[1] if best else schedule.baseline, min(changes, default=None))
 
 
 def _switch(value: Mapping[str, Any], name: str) -> bool:
     found = value.get(name)
     if found is not None and not isinstance(found, bool):
-        raise BadRow(f"{COLUMN}.{name}", "must be true or false")
+        raise BadRow(f"{_COLUMN}.{name}", "must be true or false")
     return bool(found)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gpustackd.domain.placement_hints import Avoided, Raise
+from gpustackd.domain.placement_hints import AvoidedPlace, ClaimRaise
 from gpustackd.domain.timeouts import Timeouts
 from gpustackd.store.postgres.health import Moved, WorkerHealthStore
 from gpustackd.store.postgres.lifecycle import FailedRow, InstanceLifecycleStore, LeavingRow
@@ -73,7 +73,7 @@ async def test_a_row_that_its_worker_does_not_take_is_fenced_and_prefers_another
     assert "did not take it within 60 s" in row["state_message"]
     assert await world.allocated(at[1][0]) == 0
     (waiting,) = await world.store.waiting(None)
-    assert waiting.learnt.avoid == (Avoided(at[0]),)
+    assert waiting.hints.avoid == (AvoidedPlace(at[0]),)
     # what it would write now, the old worker may not
     with pytest.raises(Exception, match="cannot go from PENDING to INITIALIZING"):
         await world.update("model_instances", instance, state="INITIALIZING")
@@ -109,7 +109,7 @@ async def test_an_expired_place_is_avoided_no_more(world: World) -> None:
     await WorkerHealthStore(world.store, replace(SPANS, pickup=0.001)).overdue(LONG)
     await anyio.sleep(0.02)  # five times the window
     (waiting,) = await world.store.waiting(None)
-    assert waiting.learnt.avoid == ()
+    assert waiting.hints.avoid == ()
 
 
 async def test_what_cannot_be_read_of_places_to_avoid_counts_as_not_there(world: World) -> None:
@@ -121,7 +121,7 @@ async def test_what_cannot_be_read_of_places_to_avoid_counts_as_not_there(world:
             junk,
         )
         (waiting,) = await world.store.waiting(None)
-        assert (waiting.learnt.avoid, waiting.learnt.more) == ((), None)
+        assert (waiting.hints.avoid, waiting.hints.claim_raise) == ((), None)
 
 
 async def test_unreachable_on_a_worker_that_is_there_has_a_bounded_wait(world: World) -> None:
@@ -198,16 +198,16 @@ async def test_a_failed_instance_gives_its_place_up_with_what_it_learnt(world: W
     at = await host(world)
     instance = await placed(world, at, "ERROR", "Xid 79")
     (row,) = await failed(world)
-    more = Raise(vram=2 * GIB, first_vram=GIB, times=1, model_version=row.model_version)
+    more = ClaimRaise(vram=2 * GIB, first_vram=GIB, times=1, model_version=row.model_version)
     lifecycle = InstanceLifecycleStore(world.store)
-    avoid = Avoided(at[0], tuple(at[1][:1]))
+    avoid = AvoidedPlace(at[0], tuple(at[1][:1]))
     assert not await lifecycle.replace(replace(row, restart_count=5), "moved", avoid, 60, more)
     assert await lifecycle.replace(row, "moved", avoid, 60, more)
     assert not await lifecycle.replace(row, "moved", avoid, 60, more)
     (waiting,) = await world.store.waiting(None)
     assert (waiting.id, waiting.epoch) == (instance, 2)
-    assert waiting.learnt.avoid == (avoid,)
-    assert waiting.learnt.more == more
+    assert waiting.hints.avoid == (avoid,)
+    assert waiting.hints.claim_raise == more
     after = await world.row("model_instances", instance)
     assert (after["failures"], after["restart_count"], after["state_message"]) == (0, 1, "moved")
     await world.clean()

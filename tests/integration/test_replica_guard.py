@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from gpustackd.ports import ReplicasSeen, Sync
-from gpustackd.replicas.number import ReplicaSlot, ReplicaSteps
+from gpustackd.ports import ReplicaSnapshot, SyncResult
+from gpustackd.replicas.sync_plan import NewInstances, SyncPlan
 from gpustackd.store.postgres.replicas import PostgresReplicas
 from tests.integration.ears import Ear, listening
 from tests.integration.world import GIB, World, connected
@@ -28,7 +28,7 @@ def kept(world: World) -> PostgresReplicas:
     return PostgresReplicas(world.store)
 
 
-async def seen(kept: PostgresReplicas, model: int) -> ReplicasSeen:
+async def seen(kept: PostgresReplicas, model: int) -> ReplicaSnapshot:
     found = await kept.replicas(model)
     assert found is not None
     return found
@@ -86,7 +86,7 @@ async def test_steps_are_written_as_a_whole_and_tell_the_scheduler_alone(
     await ear.heard()
     looked = await seen(kept, model)
     names = [["m-1", "m-2", "m-3", "m-4"]]
-    assert await kept.sync(looked, 3, ReplicaSteps(add=(ReplicaSlot(2),)), names) is Sync.DONE
+    assert await kept.sync(looked, 3, SyncPlan(add=(NewInstances(2),)), names) is SyncResult.DONE
     rows = await world.sql.fetch(
         "SELECT id, name FROM model_instances WHERE model_id = $1 ORDER BY id", model
     )
@@ -95,8 +95,8 @@ async def test_steps_are_written_as_a_whole_and_tell_the_scheduler_alone(
     assert told == f"created {rows[1]['id']},{rows[2]['id']}"
     assert await world.exists("model_instances", taken)
     looked = await seen(kept, model)
-    both = ReplicaSteps(add=(ReplicaSlot(1),), delete=(before,))
-    assert await kept.sync(looked, 3, both, [["m-1", "m-2"]]) is Sync.TAKEN
+    both = SyncPlan(add=(NewInstances(1),), delete=(before,))
+    assert await kept.sync(looked, 3, both, [["m-1", "m-2"]]) is SyncResult.TAKEN
     assert not await world.exists("model_instances", before)
     assert await ear.heard() == []
 
@@ -105,12 +105,12 @@ async def test_nothing_is_written_once_anything_is_otherwise(world: World, kept:
     worker, _ = await world.worker(80 * GIB)
     model = await world.model(name="m", replicas=1)
     ids = [await running(world, model, worker) for _ in range(3)]
-    away = ReplicaSteps(delete=(ids[0],))
+    away = SyncPlan(delete=(ids[0],))
     looked = await seen(kept, model)
-    assert {r.state for r in looked.there} == {"RUNNING"}
+    assert {r.state for r in looked.instances} == {"RUNNING"}
 
-    async def refused(found: ReplicasSeen = looked) -> None:
-        assert await kept.sync(found, 1, away, []) is Sync.CHANGED
+    async def refused(found: ReplicaSnapshot = looked) -> None:
+        assert await kept.sync(found, 1, away, []) is SyncResult.CHANGED
         assert await world.exists("model_instances", ids[0])
 
     await world.update("models", model, replicas=2)
@@ -135,15 +135,15 @@ async def test_nothing_is_written_once_anything_is_otherwise(world: World, kept:
     looked = await seen(kept, model)
     waiting = await world.sql.fetchval("SELECT id FROM model_instances WHERE state = 'PENDING'")
     assert await world.store.claim(world.owner, [(waiting, 0)], 30)
-    assert await kept.sync(looked, 1, away, []) is Sync.DONE
+    assert await kept.sync(looked, 1, away, []) is SyncResult.DONE
     assert not await world.exists("model_instances", ids[0])
     # deleted with all that it held
     assert (
-        await kept.sync(await seen(kept, model), 1, ReplicaSteps(delete=(ids[1], waiting)), []) is Sync.DONE
+        await kept.sync(await seen(kept, model), 1, SyncPlan(delete=(ids[1], waiting)), []) is SyncResult.DONE
     )
     await world.delete("models", model)
     assert await kept.replicas(model) is None
-    assert await kept.sync(looked, 1, away, []) is Sync.GONE
+    assert await kept.sync(looked, 1, away, []) is SyncResult.GONE
 
 
 async def test_whoever_holds_the_model_or_a_row_is_not_waited_for(
@@ -152,7 +152,7 @@ async def test_whoever_holds_the_model_or_a_row_is_not_waited_for(
     model = await world.model(name="m", replicas=1)
     ids = [await world.instance(model) for _ in range(2)]
     looked = await seen(kept, model)
-    away = ReplicaSteps(delete=(ids[0],))
+    away = SyncPlan(delete=(ids[0],))
     other = await connected(world.url)
     try:
         for statement in (
@@ -161,8 +161,8 @@ async def test_whoever_holds_the_model_or_a_row_is_not_waited_for(
         ):
             async with other.transaction():
                 await other.execute(statement)
-                assert await kept.sync(looked, 1, away, []) is Sync.BUSY
-        assert await kept.sync(looked, 1, away, []) is Sync.DONE
+                assert await kept.sync(looked, 1, away, []) is SyncResult.BUSY
+        assert await kept.sync(looked, 1, away, []) is SyncResult.DONE
     finally:
         other.terminate()
 
@@ -172,27 +172,27 @@ async def test_draining_is_written_and_taken_back(world: World, kept: PostgresRe
     model = await world.model(name="m", replicas=1)
     ids = [await running(world, model, worker) for _ in range(2)]
     looked = await seen(kept, model)
-    assert await kept.sync(looked, 1, ReplicaSteps(drain=(ids[1],)), []) is Sync.DONE
-    assert await kept.uneven([model]) == [model]
+    assert await kept.sync(looked, 1, SyncPlan(drain=(ids[1],)), []) is SyncResult.DONE
+    assert await kept.out_of_sync([model]) == [model]
     stale, looked = looked, await seen(kept, model)
-    (draining,) = [r for r in looked.there if r.draining_for is not None]
+    (draining,) = [r for r in looked.instances if r.draining_for is not None]
     assert draining.id == ids[1]
     assert 0 <= (draining.draining_for or -1) < 60
-    assert await kept.sync(stale, 1, ReplicaSteps(drain=(ids[1],)), []) is Sync.CHANGED
+    assert await kept.sync(stale, 1, SyncPlan(drain=(ids[1],)), []) is SyncResult.CHANGED
     await world.update("models", model, replicas=2)
-    assert await kept.sync(looked, 2, ReplicaSteps(take_back=(ids[1],)), []) is Sync.DONE
-    assert [r.draining_for for r in (await seen(kept, model)).there] == [None, None]
-    assert await kept.uneven(None) == []
+    assert await kept.sync(looked, 2, SyncPlan(undrain=(ids[1],)), []) is SyncResult.DONE
+    assert [r.draining_for for r in (await seen(kept, model)).instances] == [None, None]
+    assert await kept.out_of_sync(None) == []
 
 
 async def test_a_schedules_number_is_written_only_while_it_stands(
     world: World, kept: PostgresReplicas
 ) -> None:
     model = await world.model(name="m", scaling_schedule={"enabled": True})
-    assert await kept.uneven(None) == [model]
+    assert await kept.out_of_sync(None) == [model]
     looked = await seen(kept, model)
     assert not await kept.set_replicas(looked, 4, looked.now - timedelta(seconds=1))
-    assert not await kept.set_replicas(replace(looked, planned="another"), 4, None)
+    assert not await kept.set_replicas(replace(looked, schedule_digest="another"), 4, None)
     assert await kept.set_replicas(looked, 4, looked.now + timedelta(hours=1))
     assert (await world.row("models", model))["replicas"] == 4
     assert not await kept.set_replicas(looked, 4, None)  # it is so already

@@ -25,7 +25,7 @@ from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow
 from gpustackd.placement.scoring.demand_mix import magnitude
 from gpustackd.placement.selectors.rules import rules_of
-from gpustackd.ports import Waiting
+from gpustackd.ports import WaitingInstance
 
 QUIET = 0.04
 """Seconds without a further instance that end a burst."""
@@ -86,7 +86,7 @@ class QueueRanks:
         strategy = (spec.placement_strategy if spec is not None else None) or self._strategy
         return model_id if strategy is Strategy.SPREAD else 0
 
-    def rank(self, w: Waiting) -> tuple[float, ...]:
+    def rank(self, w: WaitingInstance) -> tuple[float, ...]:
         """Where an instance that waits stands in the queue, once its model is known: lowest first."""
         size, batch = self.size(w.model_id), self.batch(w.model_id)
         return QueuedInstance(

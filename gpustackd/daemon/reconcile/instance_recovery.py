@@ -18,10 +18,10 @@ from gpustackd.daemon.scheduling.path_probe import PathProbe
 from gpustackd.daemon.surface.recovery_reporter import RecoveryReporter
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.lifecycle import InstanceState
-from gpustackd.domain.placement_hints import Avoided, with_more
+from gpustackd.domain.placement_hints import AvoidedPlace, with_claim_raise
 from gpustackd.domain.timeouts import Timeouts, Watch
 from gpustackd.errors import Contended, DatabaseUnavailable
-from gpustackd.replicas.crash_backoff import FailedInstance, RestartAction, RestartStep, next_step
+from gpustackd.replicas.crash_backoff import FailedInstance, RestartAction, RestartDecision, decide_restart
 from gpustackd.store.postgres.health import LIMIT, WorkerHealthStore
 from gpustackd.store.postgres.lifecycle import FailedRow, InstanceLifecycleStore, LeavingRow
 
@@ -91,11 +91,11 @@ class InstanceRecovery:
     async def _mend(self, rows: list[FailedRow]) -> None:
         again: list[FailedRow] = []
         for row in rows:
-            step = next_step(self._failed(row))
-            if step.kind is RestartAction.HOPELESS:
+            step = decide_restart(self._failed(row))
+            if step.action is RestartAction.GIVE_UP:
                 self._reports.hopeless(row)
-            elif step.kind is RestartAction.RESTART or (
-                step.kind in (RestartAction.ELSEWHERE, RestartAction.MORE)
+            elif step.action is RestartAction.RESTART or (
+                step.action in (RestartAction.MOVE, RestartAction.RAISE_CLAIM)
                 and not await self._replace(row, step)
             ):
                 again.append(row)
@@ -117,22 +117,22 @@ class InstanceRecovery:
             gpus=len(row.gpu_ids),
             model_version=row.model_version,
             edited=row.edited,
-            more=row.learnt.more,
-            first_step=self._windows.backoff,
+            claim_raise=row.hints.claim_raise,
+            first_delay=self._windows.backoff,
         )
 
-    async def _replace(self, row: FailedRow, step: RestartStep) -> bool:
+    async def _replace(self, row: FailedRow, step: RestartDecision) -> bool:
         """Give its place up, if there is another one. False = there is none, or it is not known."""
         demand = await self._demand(row.model_id)
         if demand is None:
             return False
-        avoid: Avoided | None = None
-        if step.kind is RestartAction.ELSEWHERE:
-            before = any(a.worker_id == row.worker_id for a in row.learnt.avoid)
-            avoid = Avoided(row.worker_id, () if step.whole_worker or before else row.gpu_ids)
-        more = step.more or row.learnt.more
-        shunned = (*row.learnt.avoid, avoid) if avoid is not None else ()
-        if self._judge.anew(with_more(demand, more), row.id, row.name, shunned) is None:
+        avoid: AvoidedPlace | None = None
+        if step.action is RestartAction.MOVE:
+            before = any(a.worker_id == row.worker_id for a in row.hints.avoid)
+            avoid = AvoidedPlace(row.worker_id, () if step.whole_worker or before else row.gpu_ids)
+        more = step.claim_raise or row.hints.claim_raise
+        shunned = (*row.hints.avoid, avoid) if avoid is not None else ()
+        if self._judge.anew(with_claim_raise(demand, more), row.id, row.name, shunned) is None:
             return False
         if avoid is None:
             cause, why = (
@@ -142,7 +142,7 @@ class InstanceRecovery:
         else:
             cause, why = "failed", f"it failed {row.failures} times on worker {row.worker}"
         text = f"{why}; the instance is placed anew"
-        if not await self._lifecycle.replace(row, text, avoid, self._windows.avoid, step.more):
+        if not await self._lifecycle.replace(row, text, avoid, self._windows.avoid, step.claim_raise):
             return True  # somebody else did something about it
         self._reports.replaced(row, cause, f"{why}: {row.message or ''}"[:1000])
         return True
@@ -172,7 +172,10 @@ class InstanceRecovery:
         demand = await self._demand(row.model_id)
         if demand is None:
             return False
-        return self._judge.anew(with_more(demand, row.learnt.more), row.id, row.name, ()) is not None
+        return (
+            self._judge.anew(with_claim_raise(demand, row.hints.claim_raise), row.id, row.name, ())
+            is not None
+        )
 
     # -- deciding -------------------------------------------------------------------------------------
 

@@ -20,15 +20,15 @@ from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
 from gpustackd.daemon.surface.reporter import Reporter
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow, Contended, DatabaseUnavailable
-from gpustackd.ports import ReplicasSeen, ReplicaStore, Sync, Wake
+from gpustackd.ports import ReplicaSnapshot, ReplicaStore, SyncResult, Wake
 from gpustackd.replicas.names import free_names
-from gpustackd.replicas.number import MOST, Asked, ReplicaSteps, steps
 from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.ranking import ranked
 from gpustackd.replicas.replica import Replica
 from gpustackd.replicas.retention_score import RetentionWeights
 from gpustackd.replicas.roles import role_numbers
-from gpustackd.replicas.schedule import Number, schedule, wanted
+from gpustackd.replicas.schedule import ScheduledReplicas, scaling_schedule, scheduled_replicas
+from gpustackd.replicas.sync_plan import MAX_REPLICAS, ReplicaTarget, SyncPlan, sync_plan
 
 AT_ONCE = 8
 """Models brought to their number at the same time, at most."""
@@ -128,7 +128,7 @@ class ReplicaSync:
         while True:
             ids = await self._numbers.next()
             try:
-                found = await self._store.uneven(ids)
+                found = await self._store.out_of_sync(ids)
             except Contended:
                 self._reports.contended("replicas")
                 await anyio.sleep(1)
@@ -201,57 +201,57 @@ class ReplicaSync:
             if todo is None:
                 return None
             again = _sooner(todo.due_in, _seconds(seen.now, number.until))
-            if not todo.anything:
+            if todo.is_empty:
                 self._waits.pop(model_id, None)
                 return again
             names = [free_names(seen.name, s.number + spare, seen.names, s.role) for s in todo.add]
             outcome = await self._store.sync(seen, number.replicas, todo, names)
             self._reports.replicas_tried(str(outcome))
-            if outcome is Sync.DONE:
+            if outcome is SyncResult.DONE:
                 self._waits.pop(model_id, None)
                 self._reports.replicas_synced(seen, number.replicas, todo)
                 return 0.0 if _cut(todo) else again
-            if outcome is Sync.GONE:
+            if outcome is SyncResult.GONE:
                 return None
-            if outcome is Sync.TAKEN:
+            if outcome is SyncResult.TAKEN:
                 spare *= 8
-            if outcome is Sync.BUSY:
+            if outcome is SyncResult.BUSY:
                 break
         waits = self._waits.get(model_id, 0)
         self._waits[model_id] = waits + 1
         return self._busy.seconds(waits)
 
-    def _number(self, seen: ReplicasSeen) -> Number | None:
+    def _number(self, seen: ReplicaSnapshot) -> ScheduledReplicas | None:
         """The number by the schedule where it says one, else by the column; None = left alone."""
         try:
-            planned = schedule(seen.scaling_schedule)
+            planned = scaling_schedule(seen.scaling_schedule)
         except BadRow as error:
             self._bad(seen, str(error))
-            planned = schedule(None)
-        if planned.says and seen.roles:
+            planned = scaling_schedule(None)
+        if planned.is_active and seen.roles:
             self._bad(seen, "scaling_schedule: is not for models with roles; it is passed over")
-        elif planned.says:
-            return wanted(planned, seen.now, self._zone(seen))
-        if seen.replicas is not None and seen.replicas > MOST:
-            self._bad(seen, f"replicas: {seen.replicas} are more than the {MOST} that one model can have")
+        elif planned.is_active:
+            return scheduled_replicas(planned, seen.now, self._zone(seen))
+        if seen.replicas is not None and seen.replicas > MAX_REPLICAS:
+            self._bad(seen, f"replicas: {seen.replicas} is more than {MAX_REPLICAS}, the limit of one model")
             return None
-        return None if seen.replicas is None else Number(seen.replicas, None)
+        return None if seen.replicas is None else ScheduledReplicas(seen.replicas, None)
 
-    def _zone(self, seen: ReplicasSeen) -> ZoneInfo:
+    def _zone(self, seen: ReplicaSnapshot) -> ZoneInfo:
         try:
             return ZoneInfo(self._policy.zone or seen.zone)
         except (KeyError, ValueError, OSError):
             self._bad(seen, f"the database's time zone {seen.zone} is not known here: UTC is used; set one")
             return ZoneInfo("UTC")
 
-    async def _steps(self, seen: ReplicasSeen, number: int) -> ReplicaSteps | None:
+    async def _steps(self, seen: ReplicaSnapshot, number: int) -> SyncPlan | None:
         """None = the row says of its roles what cannot be used; it is left alone."""
         try:
             roles = role_numbers(seen.roles)
         except BadRow as error:
             self._bad(seen, str(error))
             return None
-        if len(seen.there) > number or any(r.draining_for is not None for r in seen.there):
+        if len(seen.instances) > number or any(r.draining_for is not None for r in seen.instances):
             await self._view.refresh()
         places = PlacementScores(
             self._view.fleet, seen.model_id, self._strategy(seen), self._policy.weights.placement
@@ -259,31 +259,31 @@ class ReplicaSync:
 
         def rank(candidates: Sequence[Replica]) -> Sequence[Replica]:
             groups = {c.group_id for c in candidates if c.role is not None}
-            peers = [r for r in seen.there if r.group_id in groups] if groups else None
+            peers = [r for r in seen.instances if r.group_id in groups] if groups else None
             return ranked(candidates, self._policy.weights, places, peers)
 
         window = self._policy.group_window if roles else self._policy.window
-        return _bounded(steps(Asked(number, roles, window), seen.there, rank))
+        return _bounded(sync_plan(ReplicaTarget(number, roles, window), seen.instances, rank))
 
-    def _strategy(self, seen: ReplicasSeen) -> Strategy:
+    def _strategy(self, seen: ReplicaSnapshot) -> Strategy:
         named = seen.placement_strategy
         return Strategy(named) if named in set(Strategy) else self._policy.strategy
 
-    def _bad(self, seen: ReplicasSeen, problem: str) -> None:
+    def _bad(self, seen: ReplicaSnapshot, problem: str) -> None:
         """Say it once, not at every look."""
         if self._told.get(seen.model_id) != problem:
             self._told[seen.model_id] = problem
             self._reports.event("warning", "row.bad", model=seen.name, reason=problem)
 
 
-def _bounded(todo: ReplicaSteps) -> ReplicaSteps:
+def _bounded(todo: SyncPlan) -> SyncPlan:
     """At most so many rows in one transaction."""
     return replace(
         todo, add=tuple(replace(seat, number=min(seat.number, _MOST_AT_ONCE)) for seat in todo.add)
     )
 
 
-def _cut(todo: ReplicaSteps) -> bool:
+def _cut(todo: SyncPlan) -> bool:
     return any(seat.number == _MOST_AT_ONCE for seat in todo.add)
 
 

@@ -92,7 +92,7 @@ class Analysis:
             if row is None:  # somebody else took it, or it is gone; a scan finds it if it waits again
                 self._queue.done(t.id)
                 continue
-            work = Work(t, row.name, None, row.signature, row.epoch, row.attempts, learnt=row.learnt)
+            work = Work(t, row.name, None, row.signature, row.epoch, row.attempts, hints=row.hints)
             known = self._catalogue.demand(t.model_id)
             if row.signature is None or t.origin is WakeOrigin.DUE:
                 if known is None and len(self._desk.reading.get(t.model_id, ())) >= _READING_MOST:

@@ -22,7 +22,7 @@ from gpustackd.daemon.scheduling.work_state import Work, WorkState
 from gpustackd.daemon.surface.reporter import Reporter
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import Cure, NoFit, Placed, Reason
-from gpustackd.domain.placement_hints import with_more
+from gpustackd.domain.placement_hints import with_claim_raise
 from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.ports import CommitCode, CommitResult, Proposal, Refusal, Store
 
@@ -119,7 +119,7 @@ class Scheduling:
                 unread.append(item)  # edited meanwhile, or the facts fell out of the cache: read again
                 continue
             if isinstance(demand, Demand):
-                demand = with_more(demand, item.learnt.more)
+                demand = with_claim_raise(demand, item.hints.claim_raise)
             item.group = self._judge.group(demand) if isinstance(demand, Demand) else ("model", item.model_id)
             if isinstance(demand, NoFit):
                 refused.append((item, demand, 0.0))
@@ -128,7 +128,7 @@ class Scheduling:
             # transaction, of which no figure tells.
             name = f"{item.name} {item.clashes}" if item.clashes else item.name
             shunned = item.shunned if item.clashes >= self._judge.patience(demand) else ()
-            avoid = (*item.learnt.avoid, *shunned)
+            avoid = (*item.hints.avoid, *shunned)
             outcome, took = self._judge.decide(demand, item.id, name, avoid)
             if isinstance(outcome, NoFit):
                 refused.append((item, outcome, took))

@@ -15,7 +15,7 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Cure, NoFit, Outcome, Placed, Reason
 from gpustackd.domain.paths import Paths
-from gpustackd.domain.placement_hints import Avoided, elsewhere
+from gpustackd.domain.placement_hints import AvoidedPlace, without_places
 from gpustackd.domain.pools import Pools
 from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.diagnostics.wording import gib
@@ -27,7 +27,7 @@ _REMEMBERED = 4096
 
 
 def signature(outcome: NoFit) -> str:
-    """The refusal as `Waiting.signature` tells it: its codes, then a digest of the text."""
+    """The refusal as `WaitingInstance.signature` tells it: its codes, then a digest of the text."""
     digest = md5(outcome.message.encode(), usedforsecurity=False).hexdigest()
     return f"{outcome.signature}#{digest}"
 
@@ -96,7 +96,7 @@ class Decider:
         return 3 if strategy is Strategy.SPREAD else 2
 
     def decide(
-        self, demand: Demand, instance_id: int, name: str, avoid: Sequence[Avoided] = ()
+        self, demand: Demand, instance_id: int, name: str, avoid: Sequence[AvoidedPlace] = ()
     ) -> tuple[Outcome, float]:
         """The outcome and how long it took (milliseconds). Any place is preferred to those to `avoid`."""
         key = self.group(demand)
@@ -147,10 +147,16 @@ class Decider:
         self._reports.event("warning", "placement.tight", model=demand.spec.name, reason=text)
 
     def anew(
-        self, demand: Demand, instance_id: int, name: str, avoid: Sequence[Avoided], *, holds: bool = True
+        self,
+        demand: Demand,
+        instance_id: int,
+        name: str,
+        avoid: Sequence[AvoidedPlace],
+        *,
+        holds: bool = True,
     ) -> Placed | None:
         """A place other than those to avoid, if there is one; what the instance holds now counts as free."""
-        fleet = elsewhere(self._view.fleet, avoid) if avoid else self._view.fleet
+        fleet = without_places(self._view.fleet, avoid) if avoid else self._view.fleet
         try:
             outcome = decide(fleet, demand, Subject(instance_id, name, leave_out=holds), self._policy)
         except Exception as error:

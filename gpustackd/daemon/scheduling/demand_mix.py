@@ -19,7 +19,7 @@ from gpustackd.placement.policy import Policy
 from gpustackd.placement.scoring.demand_mix import distance, mix, shape
 from gpustackd.placement.scoring.fragmentation import Mix, Shape
 from gpustackd.placement.selectors.rules import rules_of
-from gpustackd.ports import Waiting
+from gpustackd.ports import WaitingInstance
 
 LOOK = 0.25
 """Seconds between two looks at what waits."""
@@ -36,7 +36,7 @@ class DemandMix:
         self,
         view: FleetFeed,
         catalogue: ModelCatalog,
-        rows: Mapping[int, Waiting],
+        rows: Mapping[int, WaitingInstance],
         clock: Callable[[], float],
     ) -> None:
         self._view = view

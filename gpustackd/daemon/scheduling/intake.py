@@ -22,7 +22,7 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.errors import Contended
-from gpustackd.ports import Store, Waiting
+from gpustackd.ports import Store, WaitingInstance
 
 _LIGHT_SCAN = 1.0
 """Seconds between looks for waiting rows that nobody told us of (another replica may have died with them)."""
@@ -123,18 +123,18 @@ class Intake:
         if news.models:
             await self._cure(Cure.MODEL, news.models)
 
-    async def _enter(self, rows: Sequence[Waiting]) -> None:
+    async def _enter(self, rows: Sequence[WaitingInstance]) -> None:
         """Queue new rows; those of several models that nobody read yet a little later, together."""
         unread = await self._weighing.unread({r.model_id for r in rows})
         self.put([r for r in rows if r.model_id not in unread], WakeOrigin.NOTIFY)
         if unread:
             self._tasks.start_soon(self._enter_read, [r for r in rows if r.model_id in unread])
 
-    async def _enter_read(self, rows: Sequence[Waiting]) -> None:
+    async def _enter_read(self, rows: Sequence[WaitingInstance]) -> None:
         await self._weighing.read({r.model_id for r in rows})
         self.put(rows, WakeOrigin.NOTIFY)
 
-    def put(self, rows: Sequence[Waiting], origin: WakeOrigin) -> None:
+    def put(self, rows: Sequence[WaitingInstance], origin: WakeOrigin) -> None:
         """Queue rows that wait."""
         for row in rows:
             self._desk.rows[row.id] = row

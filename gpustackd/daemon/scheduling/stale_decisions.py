@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Part, Placement
-from gpustackd.domain.placement_hints import Avoided
+from gpustackd.domain.placement_hints import AvoidedPlace
 from gpustackd.ports import CommitResult
 
 
@@ -35,16 +35,16 @@ def _holds(fleet: Fleet, part: Part) -> bool:
     return True
 
 
-def clashing_places(placement: Placement, clash: CommitResult) -> tuple[Avoided, ...]:
+def clashing_places(placement: Placement, clash: CommitResult) -> tuple[AvoidedPlace, ...]:
     """What of a placement clashed, as places to avoid; all of it where the commit does not tell.
 
     A strategy that ranks places strictly would choose the same one again; where an open transaction holds it,
     of which no figure tells, it would do so for as long as that likes.
     """
     told = bool(clash.gpu_ids or clash.worker_ids)
-    found: list[Avoided] = []
+    found: list[AvoidedPlace] = []
     for part in placement.parts:
         gpus = tuple(g for g in part.gpu_ids if not told or g in clash.gpu_ids)
         if gpus or not told or part.worker_id in clash.worker_ids:
-            found.append(Avoided(part.worker_id, gpus))
+            found.append(AvoidedPlace(part.worker_id, gpus))
     return tuple(found)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import anyio
 
 from gpustackd.daemon.queue.instance_queue import Taken, WakeOrigin
-from gpustackd.domain.placement_hints import NONE, Avoided, PlacementHints
-from gpustackd.ports import Claim, Waiting
+from gpustackd.domain.placement_hints import NO_HINTS, AvoidedPlace, PlacementHints
+from gpustackd.ports import Claim, WaitingInstance
 
 
 @dataclass(slots=True)
@@ -25,8 +25,8 @@ class Work:
     epoch: int = 0
     attempts: int = 0
     clashes: int = 0
-    learnt: PlacementHints = NONE
-    shunned: tuple[Avoided, ...] = ()
+    hints: PlacementHints = NO_HINTS
+    shunned: tuple[AvoidedPlace, ...] = ()
     """Places that clashed again, left alone for as long as this try lasts."""
     group: Hashable = None
     """Demand group, once decided."""
@@ -48,7 +48,7 @@ class WorkState:
     """Work that is ready for a decision, and the claims that are held."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, Waiting] = {}
+        self.rows: dict[int, WaitingInstance] = {}
         """Rows of instances in the queue, as last seen or written."""
         self.held: dict[int, Claim] = {}
         self.reading: dict[int, list[Work]] = {}

@@ -13,8 +13,8 @@ from gpustackd.domain.fleet.fleet import WorkerRow
 from gpustackd.domain.outcome import Reason
 from gpustackd.observe.logging import Log
 from gpustackd.observe.metrics import Metrics
-from gpustackd.ports import CommitResult, Proposal, Refusal, ReplicasSeen, Waiting
-from gpustackd.replicas.number import ReplicaSteps
+from gpustackd.ports import CommitResult, Proposal, Refusal, ReplicaSnapshot, WaitingInstance
+from gpustackd.replicas.sync_plan import SyncPlan
 
 _QUIET = 30.0
 """Seconds between two lines on the same failing stage."""
@@ -40,7 +40,7 @@ class Reporter:
 
     # -- the way of one instance ----------------------------------------------------------------------
 
-    def enqueued(self, row: Waiting, origin: WakeOrigin) -> None:
+    def enqueued(self, row: WaitingInstance, origin: WakeOrigin) -> None:
         self.log.info(
             "instance.enqueued", instance=row.name, instance_id=row.id, model=row.model_id, origin=str(origin)
         )
@@ -129,13 +129,13 @@ class Reporter:
     def replicas_tried(self, outcome: str) -> None:
         self.metrics.replica_sync(outcome)
 
-    def replicas_synced(self, seen: ReplicasSeen, wanted: int, done: ReplicaSteps) -> None:
+    def replicas_synced(self, seen: ReplicaSnapshot, wanted: int, done: SyncPlan) -> None:
         """A model was brought to its number."""
         changes = {
             "added": sum(seat.number for seat in done.add),
             "deleted": len(done.delete),
             "draining": len(done.drain),
-            "taken_back": len(done.take_back),
+            "taken_back": len(done.undrain),
         }
         for change, number in changes.items():
             self.metrics.replicas_changed(change, number)
@@ -144,8 +144,8 @@ class Reporter:
             model=seen.name,
             model_id=seen.model_id,
             replicas=wanted,
-            before=len(seen.there),
-            instance_ids=[*done.delete, *done.drain, *done.take_back][:20],
+            before=len(seen.instances),
+            instance_ids=[*done.delete, *done.drain, *done.undrain][:20],
             **{change: number for change, number in changes.items() if number},
         )
 

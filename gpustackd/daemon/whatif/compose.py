@@ -68,7 +68,7 @@ async def planned(
     async with snapshot(url, "gpustackd plan") as (source, connection):
         store = await whole(source, connection)
         zone = settings.timezone or await connection.fetchval("SHOW timezone")
-        learnt = {w.id: w.learnt for w in await source.waiting(None)}
+        hints = {w.id: w.hints for w in await source.waiting(None)}
         foreign = await held_by_others(source, settings)
     # The database is let go: a hub may take its time, and a large plan does.
     before = list(store.model_instances)
@@ -76,7 +76,7 @@ async def planned(
     for documents in files:
         await overlay.write(documents)
     async with standing_on(store, settings, foreign) as standing:
-        planner = Planner(store, overlay, standing, learnt)
+        planner = Planner(store, overlay, standing, hints)
         made = await planner.plan(before, zone=zone)
         models = store.models_by_id
         yield made, {i.id: (i.name, models[i.model_id].name) for i in store.model_instances.values()}

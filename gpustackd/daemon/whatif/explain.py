@@ -10,7 +10,7 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.model_spec import ModelSpec, filled
 from gpustackd.domain.outcome import NoFit, Outcome
-from gpustackd.domain.placement_hints import with_more
+from gpustackd.domain.placement_hints import with_claim_raise
 from gpustackd.errors import BadRow
 from gpustackd.estimate.demand import build_demand
 from gpustackd.estimate.evaluate import evaluate
@@ -19,7 +19,7 @@ from gpustackd.placement.advice.suggestions import Advice, advise
 from gpustackd.placement.advice.trials import Ahead, Build, TrialCase
 from gpustackd.placement.policy import Subject
 from gpustackd.placement.preferences import PREFER_DRAFT_WEIGHTS
-from gpustackd.ports import Waiting
+from gpustackd.ports import WaitingInstance
 
 OTHERS_WITHIN = 1.0
 """Seconds in which the models of instances that come before this one are read; their places then count."""
@@ -37,7 +37,10 @@ class Explanation:
 
 
 async def explain(
-    standing: Snapshot, instance: Waiting, queue: Sequence[Waiting], holders: Mapping[int, Holder]
+    standing: Snapshot,
+    instance: WaitingInstance,
+    queue: Sequence[WaitingInstance],
+    holders: Mapping[int, Holder],
 ) -> Explanation:
     """Decide anew for an instance that waits. `queue`: everything that waits; `holders`: instances with a
     place, by id. Raises DatabaseUnavailable."""
@@ -49,8 +52,8 @@ async def explain(
     demand = standing.demand(instance.model_id)
     if isinstance(demand, NoFit):
         return Explanation(demand, None, len(before))
-    demand = with_more(demand, instance.learnt.more)
-    outcome, _ = standing.judge.decide(demand, instance.id, instance.name, instance.learnt.avoid)
+    demand = with_claim_raise(demand, instance.hints.claim_raise)
+    outcome, _ = standing.judge.decide(demand, instance.id, instance.name, instance.hints.avoid)
     spec = standing.spec(instance.model_id)
     if not isinstance(outcome, NoFit) or spec is None:
         return Explanation(outcome, None, len(before))
@@ -71,7 +74,7 @@ async def explain(
 
 def builder(facts: ModelFacts, *, count_draft: bool) -> Build:
     """From an edited model to its demand, with the same files: as the daemon does it after an edit. What an
-    instance learnt to ask for at least is for the model as it was."""
+    instance hints to ask for at least is for the model as it was."""
 
     def build(spec: ModelSpec) -> Demand | None:
         try:

@@ -16,13 +16,12 @@ from zoneinfo import ZoneInfo
 from gpustackd.daemon.whatif.snapshot import Snapshot
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import NoFit, Outcome
-from gpustackd.domain.placement_hints import NONE as NOTHING
-from gpustackd.domain.placement_hints import PlacementHints, with_more
+from gpustackd.domain.placement_hints import NO_HINTS, PlacementHints, with_claim_raise
 from gpustackd.errors import BadRow
-from gpustackd.ports import Waiting
+from gpustackd.ports import WaitingInstance
 from gpustackd.replicas.names import free_names
-from gpustackd.replicas.number import MOST
-from gpustackd.replicas.schedule import Schedule, schedule, wanted
+from gpustackd.replicas.schedule import ScalingSchedule, scaling_schedule, scheduled_replicas
+from gpustackd.replicas.sync_plan import MAX_REPLICAS
 from gpustackd.store.memory.overlay import Overlaid, Overlay
 from gpustackd.store.memory.store import MemoryStore
 
@@ -103,11 +102,11 @@ class Planner:
         store: MemoryStore,
         overlay: Overlay,
         standing: Snapshot,
-        learnt: Mapping[int, PlacementHints] = MappingProxyType({}),
+        hints: Mapping[int, PlacementHints] = MappingProxyType({}),
     ) -> None:
-        """`learnt`: what instances that wait learnt where they were before, by id."""
+        """`hints`: what instances that wait hints where they were before, by id."""
         self._store = store
-        self._learnt = learnt
+        self._hints = hints
         self._overlay = overlay
         self._standing = standing
         self._warnings: list[str] = []
@@ -140,19 +139,21 @@ class Planner:
 
     # -- who is tried ---------------------------------------------------------------------------------
 
-    def _schedule(self, model_id: int) -> Schedule:
+    def _schedule(self, model_id: int) -> ScalingSchedule:
         row = self._store.models_by_id[model_id]
         try:
-            return schedule(row.columns.get("scaling_schedule"))
+            return scaling_schedule(row.columns.get("scaling_schedule"))
         except BadRow as error:
             self._warnings.append(f"model {row.name}: {error}")
-            return Schedule()
+            return ScalingSchedule()
 
-    def _add_replicas(self, model_id: int, planned: Schedule, now: datetime, zone: str) -> None:
+    def _add_replicas(self, model_id: int, planned: ScalingSchedule, now: datetime, zone: str) -> None:
         """Instances that the daemon would add so that the model has its number."""
         row = self._store.models_by_id[model_id]
         number = (
-            wanted(planned, now, _calendar(zone)).replicas if planned.says else row.columns.get("replicas")
+            scheduled_replicas(planned, now, _calendar(zone)).replicas
+            if planned.is_active
+            else row.columns.get("replicas")
         )
         there = [i for i in self._store.model_instances.values() if i.model_id == model_id]
         if number is None:
@@ -161,9 +162,9 @@ class Planner:
                     f"model {row.name} says no replicas and has no instances: nothing is planned for it"
                 )
             return
-        if number > MOST:
+        if number > MAX_REPLICAS:
             self._warnings.append(
-                f"model {row.name} asks for {number} replicas, more than the {MOST} that one model can have:"
+                f"model {row.name} asks for {number} replicas; the limit of one model is {MAX_REPLICAS}:"
                 " daemons leave it as it is"
             )
             self._impossible.add(model_id)
@@ -181,7 +182,7 @@ class Planner:
         names = free_names(row.name, max(number, 0), taken)
         return self._overlay.insert_named(names, model_id=model_id)
 
-    async def _queue(self, done: Overlaid) -> list[Waiting]:
+    async def _queue(self, done: Overlaid) -> list[WaitingInstance]:
         """Who waits and would be tried: everything of these models, what nobody has looked at yet, and where
         the fleet changes everybody."""
         rows = await self._store.waiting(None)
@@ -195,24 +196,28 @@ class Planner:
 
     # -- deciding -------------------------------------------------------------------------------------
 
-    def _trial(self, w: Waiting, new: bool) -> PlannedDecision:
+    def _trial(self, w: WaitingInstance, new: bool) -> PlannedDecision:
         name = self._store.models_by_id[w.model_id].name
         asked = w.model_id in self._overlay.done.models
         return PlannedDecision(w.id, w.name, w.model_id, name, self._decide(w), new, asked)
 
-    def _decide(self, w: Waiting) -> Outcome:
+    def _decide(self, w: WaitingInstance) -> Outcome:
         standing = self._standing
         demand = standing.demand(w.model_id)
         if isinstance(demand, NoFit):
             return demand
-        learnt = self._learnt.get(w.id, NOTHING)
-        outcome, _ = standing.judge.decide(with_more(demand, learnt.more), w.id, w.name, learnt.avoid)
+        hints = self._hints.get(w.id, NO_HINTS)
+        outcome, _ = standing.judge.decide(
+            with_claim_raise(demand, hints.claim_raise), w.id, w.name, hints.avoid
+        )
         if not isinstance(outcome, NoFit):
             backend = demand.spec.effective_backend
             standing.fleet.assume(outcome.placement, w.id, w.model_id, backend)
         return outcome
 
-    def _of(self, model_id: int, placed: set[int], there: set[int], planned: Schedule) -> PlannedInstance:
+    def _of(
+        self, model_id: int, placed: set[int], there: set[int], planned: ScalingSchedule
+    ) -> PlannedInstance:
         row = self._store.models_by_id[model_id]
         mine = [i for i in self._store.model_instances.values() if i.model_id == model_id]
         have = [i for i in mine if i.id in placed or i.worker_id is not None]
@@ -222,10 +227,10 @@ class Planner:
         impossible = model_id in self._impossible
         return PlannedInstance(model_id, row.name, new, len(mine), len(have), added, peak, impossible)
 
-    def _peak(self, model_id: int, planned: Schedule, instances: int, placed: int) -> Peak | None:
+    def _peak(self, model_id: int, planned: ScalingSchedule, instances: int, placed: int) -> Peak | None:
         """The largest number that a schedule asks for, tried after everything else, and then given back."""
-        if not planned.says or planned.peak <= instances:
-            return Peak(planned.peak, min(planned.peak, placed)) if planned.says else None
+        if not planned.is_active or planned.peak <= instances:
+            return Peak(planned.peak, min(planned.peak, placed)) if planned.is_active else None
         name = self._store.models_by_id[model_id].name
         taken = {i.name for i in self._store.model_instances.values()}
         demand = self._standing.demand(model_id)

@@ -26,7 +26,7 @@ from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.preferences import PREFER_DRAFT_WEIGHTS
-from gpustackd.ports import ModelReader, ModelRecord, Store, Waiting
+from gpustackd.ports import ModelReader, ModelRecord, Store, WaitingInstance
 
 AT_ONCE = 16
 """Models read at the same time."""
@@ -108,11 +108,11 @@ class Snapshot:
     def _judge_anew(self) -> None:
         self.judge = Decider(self.view, self.policy, self.reports)
 
-    def in_order(self, queue: Iterable[Waiting]) -> list[Waiting]:
+    def in_order(self, queue: Iterable[WaitingInstance]) -> list[WaitingInstance]:
         """Who is tried when, as the daemon's queue has it. Their models have been read."""
         return sorted(queue, key=self._ranks.rank)
 
-    def expect(self, queue: Iterable[Waiting]) -> None:
+    def expect(self, queue: Iterable[WaitingInstance]) -> None:
         """Let decisions know what is still to come, for the strategy that keeps room for it."""
         rows = {w.id: w for w in queue}
         self.judge.mix = DemandMix(self.view, self.catalogue, rows, monotonic)

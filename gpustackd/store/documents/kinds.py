@@ -9,8 +9,8 @@ from typing import Any
 from gpustackd.domain.lifecycle import InstanceState, WorkerState
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.errors import BadRow
-from gpustackd.replicas.number import MOST
-from gpustackd.replicas.schedule import schedule
+from gpustackd.replicas.schedule import scaling_schedule
+from gpustackd.replicas.sync_plan import MAX_REPLICAS
 from gpustackd.store.documents import fields as f
 from gpustackd.store.documents.fields import Check
 
@@ -70,14 +70,14 @@ PLACEMENT: Mapping[str, Check] = {
 
 
 def _replicas(value: Any) -> int:
-    return f.whole(value, 0, MOST)
+    return f.whole(value, 0, MAX_REPLICAS)
 
 
 def _schedule(value: Any) -> Any:
     """A schedule that can be kept: its cron lines come true, an enabled one has a baseline."""
     found = f.mapping(value)
     try:
-        schedule(found)
+        scaling_schedule(found)
     except BadRow as error:
         raise ValueError(f"cannot be kept: {error}") from None
     return found

@@ -26,7 +26,7 @@ from gpustackd.ports import (
     ModelRecord,
     Proposal,
     Refusal,
-    Waiting,
+    WaitingInstance,
 )
 from gpustackd.store.memory.rows import Rows
 from gpustackd.store.memory.tables import GpuRecord, InstanceRecord, ModelRecordRow, WorkerRecord, mark
@@ -74,7 +74,7 @@ class MemoryStore(Rows):
         wanted = None if worker_ids is None else set(worker_ids)
         return [b for held in self.ledger.values() for b in held if wanted is None or b.worker_id in wanted]
 
-    async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[Waiting]:
+    async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[WaitingInstance]:
         wanted = None if ids is None else set(ids)
         rows = [
             i
@@ -300,12 +300,12 @@ class MemoryStore(Rows):
     def _priority(self, row: InstanceRecord) -> int:
         return self.models_by_id[row.model_id].priority if row.priority is None else row.priority
 
-    def _waiting(self, row: InstanceRecord) -> Waiting:
+    def _waiting(self, row: InstanceRecord) -> WaitingInstance:
         told = None
         if row.reasons is not None:
             codes = ";".join(f"{r['filter']}:{r['code']}" for r in row.reasons)
             told = f"{codes}#{md5((row.state_message or '').encode(), usedforsecurity=False).hexdigest()}"
-        return Waiting(
+        return WaitingInstance(
             id=row.id,
             name=row.name,
             model_id=row.model_id,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpustackd.domain.placement_hints import Avoided, PlacementHints, Raise, placement_hints
+from gpustackd.domain.placement_hints import AvoidedPlace, ClaimRaise, PlacementHints, placement_hints
 from gpustackd.store.postgres.store import PostgresStore
 
 _FAILED = """
@@ -66,7 +66,7 @@ class FailedRow:
     vram: int
     ram: int
     gpu_ids: tuple[int, ...]
-    learnt: PlacementHints
+    hints: PlacementHints
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class LeavingRow:
     overdue: bool
     running: int
     least: int
-    learnt: PlacementHints
+    hints: PlacementHints
 
 
 class InstanceLifecycleStore:
@@ -103,7 +103,7 @@ class InstanceLifecycleStore:
                 model_version=r["model_version"], epoch=r["epoch"], restart_count=r["restart_count"],
                 failures=r["failures"], message=r["state_message"], worker=r["worker_name"],
                 worker_id=r["worker_id"], since=r["since"], edited=bool(r["edited"]), vram=r["vram"],
-                ram=r["ram"], gpu_ids=tuple(r["gpu_ids"]), learnt=placement_hints(r["avoided"], r["claim_raise"]),
+                ram=r["ram"], gpu_ids=tuple(r["gpu_ids"]), hints=placement_hints(r["avoided"], r["claim_raise"]),
             )
             for r in rows
         ]  # fmt: skip
@@ -116,7 +116,7 @@ class InstanceLifecycleStore:
             LeavingRow(
                 id=r["id"], name=r["name"], model_id=r["model_id"], model=r["model"], epoch=r["epoch"],
                 state=r["state"], worker=r["worker"], overdue=r["overdue"], running=r["running"],
-                least=r["least"], learnt=placement_hints(r["avoided"], r["claim_raise"]),
+                least=r["least"], hints=placement_hints(r["avoided"], r["claim_raise"]),
             )
             for r in rows
         ]  # fmt: skip
@@ -133,7 +133,7 @@ class InstanceLifecycleStore:
         return {r["id"] for r in found}
 
     async def replace(
-        self, row: FailedRow, why: str, avoid: Avoided | None, seconds: float, more: Raise | None
+        self, row: FailedRow, why: str, avoid: AvoidedPlace | None, seconds: float, more: ClaimRaise | None
     ) -> bool:
         """Release the place of a failed instance and have it placed anew; False = it was not so any more."""
         gpus: Any = None if avoid is None else (list(avoid.gpu_ids) or "whole")

@@ -11,7 +11,7 @@ from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.placement_hints import placement_hints
 from gpustackd.domain.pools import Pools
 from gpustackd.errors import BadRow
-from gpustackd.ports import DatabaseHealth, FleetChanges, ModelRecord, Waiting
+from gpustackd.ports import DatabaseHealth, FleetChanges, ModelRecord, WaitingInstance
 from gpustackd.store.postgres.backends import BACKENDS, backends_of
 from gpustackd.store.postgres.connections import Connections
 from gpustackd.store.postgres.files import known_files
@@ -94,10 +94,12 @@ class FleetReads(Connections):
         on_gpus = {(r["instance_id"], r["worker_id"]) for r in rows if r["gpu_device_id"] is not None}
         return [_booking(r, on_gpus) for r in rows]
 
-    async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[Waiting]:
+    async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[WaitingInstance]:
         where = "" if ids is None else "AND i.id = ANY ($2)"
         rows = await self._fetch(_WAITING.format(where=where), limit, *(() if ids is None else (list(ids),)))
-        return [Waiting(*[*list(r)[:-2], placement_hints(r["avoid"], r["claim_raise"])]) for r in rows]
+        return [
+            WaitingInstance(*[*list(r)[:-2], placement_hints(r["avoid"], r["claim_raise"])]) for r in rows
+        ]
 
     async def pending_ids(self) -> Sequence[int]:
         return [r["id"] for r in await self._fetch("SELECT id FROM model_instances WHERE state = 'PENDING'")]

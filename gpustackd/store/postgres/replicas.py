@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from gpustackd.ports import ReplicasSeen, Sync
-from gpustackd.replicas.number import ReplicaSteps
+from gpustackd.ports import ReplicaSnapshot, SyncResult
 from gpustackd.replicas.replica import replica
+from gpustackd.replicas.sync_plan import SyncPlan
 from gpustackd.store.postgres.store import PostgresStore
 
-_UNEVEN = """
+_OUT_OF_SYNC = """
 SELECT m.id
   FROM models m
   LEFT JOIN (SELECT model_id, count(*) AS n, count(draining_since) AS leaving, count(role) AS members
@@ -24,13 +24,14 @@ SELECT m.id
         OR jsonb_typeof(m.scaling_schedule -> 'enabled') NOT IN ('boolean', 'null'))
  ORDER BY m.priority DESC, m.id"""
 # Two statements: one for both would be planned once, and read everything for a few.
-_ALL = _UNEVEN.format(instances="true", models="true")
-_SOME = _UNEVEN.format(instances="model_id = ANY ($1::bigint[])", models="m.id = ANY ($1::bigint[])")
+_ALL = _OUT_OF_SYNC.format(instances="true", models="true")
+_SOME = _OUT_OF_SYNC.format(instances="model_id = ANY ($1::bigint[])", models="m.id = ANY ($1::bigint[])")
 
 _MODEL = """
 SELECT m.id, m.name, m.replicas, m.roles, m.scaling_schedule, m.placement_strategy,
-       md5(m.scaling_schedule::text) AS planned, clock_timestamp() AS now,
-       current_setting('TimeZone') AS zone, x.who, x.standing
+       md5(m.scaling_schedule::text) AS schedule_digest, clock_timestamp() AS now,
+       current_setting('TimeZone') AS zone, x.who AS members_digest,
+       x.standing AS states_digest
   FROM models m, LATERAL gpustackd_members(m.id) x WHERE m.id = $1"""
 
 _ROWS = """
@@ -58,56 +59,56 @@ class PostgresReplicas:
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 
-    async def uneven(self, ids: Sequence[int] | None) -> Sequence[int]:
+    async def out_of_sync(self, ids: Sequence[int] | None) -> Sequence[int]:
         async with self._store.connection() as connection:
             rows = await (connection.fetch(_ALL) if ids is None else connection.fetch(_SOME, list(ids)))
         return [r["id"] for r in rows]
 
-    async def replicas(self, model_id: int) -> ReplicasSeen | None:
+    async def replicas(self, model_id: int) -> ReplicaSnapshot | None:
         async with self._store.connection() as connection:
             # The words first: whatever changes between the two looks makes the write be refused.
             model = await connection.fetchrow(_MODEL, model_id)
             rows: list[Any] = await connection.fetch(_ROWS, model_id) if model is not None else []
         if model is None:
             return None
-        return ReplicasSeen(
+        return ReplicaSnapshot(
             model_id=model["id"],
             name=model["name"],
             replicas=model["replicas"],
-            there=[replica(dict(r)) for r in rows],
+            instances=[replica(dict(r)) for r in rows],
             names=frozenset(r["name"] for r in rows),
             now=model["now"],
             zone=model["zone"],
             roles=model["roles"],
             scaling_schedule=model["scaling_schedule"],
             placement_strategy=model["placement_strategy"],
-            who=model["who"],
-            standing=model["standing"],
-            planned=model["planned"],
+            members_digest=model["members_digest"],
+            states_digest=model["states_digest"],
+            schedule_digest=model["schedule_digest"],
         )
 
     async def sync(
-        self, seen: ReplicasSeen, replicas: int, steps: ReplicaSteps, names: Sequence[Sequence[str]]
-    ) -> Sync:
+        self, seen: ReplicaSnapshot, replicas: int, plan: SyncPlan, names: Sequence[Sequence[str]]
+    ) -> SyncResult:
         async with self._store.connection() as connection:
             said = await connection.fetchval(
                 _SYNC,
                 seen.model_id,
                 replicas,
-                seen.who,
-                seen.standing,
-                [seat.number for seat in steps.add],
+                seen.members_digest,
+                seen.states_digest,
+                [new.number for new in plan.add],
                 [name for several in names for name in several],
                 [n for n, several in enumerate(names, 1) for _ in several],
-                [seat.role for seat in steps.add],
-                [seat.group_id for seat in steps.add],
-                list(steps.delete),
-                list(steps.drain),
-                list(steps.take_back),
+                [new.role for new in plan.add],
+                [new.group_id for new in plan.add],
+                list(plan.delete),
+                list(plan.drain),
+                list(plan.undrain),
             )
-        return Sync(said)
+        return SyncResult(said)
 
-    async def set_replicas(self, seen: ReplicasSeen, replicas: int, until: datetime | None) -> bool:
+    async def set_replicas(self, seen: ReplicaSnapshot, replicas: int, until: datetime | None) -> bool:
         async with self._store.connection() as connection:
-            found = await connection.fetchval(_SET, seen.model_id, replicas, seen.planned, until)
+            found = await connection.fetchval(_SET, seen.model_id, replicas, seen.schedule_digest, until)
         return found is not None

@@ -26,7 +26,7 @@ from gpustackd.placement.policy import Policy
 from gpustackd.placement.scoring.demand_mix import distance, mix
 from gpustackd.placement.scoring.fragmentation import UNKNOWN_MIX, WHOLE, Shape
 from gpustackd.placement.scoring.strategies import Scorer
-from gpustackd.ports import Waiting
+from gpustackd.ports import WaitingInstance
 from gpustackd.store.memory.store import MemoryStore
 from tests.fleets import GIB, demand, fleet, model, occupy
 
@@ -127,8 +127,8 @@ class Clock:
         return self.now
 
 
-def waiting(n: int, model_id: int) -> Waiting:
-    return Waiting(n, f"i{n}", model_id, 0, 0, 0, datetime.now(UTC), 0.0, None)
+def waiting(n: int, model_id: int) -> WaitingInstance:
+    return WaitingInstance(n, f"i{n}", model_id, 0, 0, 0, datetime.now(UTC), 0.0, None)
 
 
 LARGE = demand(70, model(7, backend_parameters=("--pipeline-parallel-size=4",)))
@@ -141,8 +141,8 @@ def weight(policy: Policy, shape: Shape) -> float:
 
 
 @pytest.fixture
-def watched(bench: Bench) -> tuple[DemandMix, dict[int, Waiting], Clock]:
-    rows: dict[int, Waiting] = {}
+def watched(bench: Bench) -> tuple[DemandMix, dict[int, WaitingInstance], Clock]:
+    rows: dict[int, WaitingInstance] = {}
     clock = Clock()
     return DemandMix(bench.view, Known({7: LARGE, 8: SMALL}), rows, clock), rows, clock
 

@@ -12,8 +12,8 @@ from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
 from gpustackd.daemon.whatif.silent_reporter import SilentReporter
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.model_spec import Strategy
-from gpustackd.ports import ReplicasSeen, Sync
-from gpustackd.replicas.number import ReplicaSteps
+from gpustackd.ports import ReplicaSnapshot, SyncResult
+from gpustackd.replicas.sync_plan import SyncPlan
 from gpustackd.store.memory.store import MemoryStore
 from tests.memory_replicas import MemoryReplicas
 
@@ -28,13 +28,13 @@ class Told(SilentReporter):
     def __init__(self) -> None:
         super().__init__()
         self.outcomes: list[str] = []
-        self.synced: list[ReplicaSteps] = []
+        self.synced: list[SyncPlan] = []
         self.errors: list[str] = []
 
     def replicas_tried(self, outcome: str) -> None:
         self.outcomes.append(outcome)
 
-    def replicas_synced(self, seen: ReplicasSeen, wanted: int, done: ReplicaSteps) -> None:
+    def replicas_synced(self, seen: ReplicaSnapshot, wanted: int, done: SyncPlan) -> None:
         self.synced.append(done)
 
     def unexpected(self, what: str, error: BaseException, **fields: Any) -> None:
@@ -48,7 +48,7 @@ class Meddled(MemoryReplicas):
         super().__init__(store)
         self.meanwhile: list[Any] = []
 
-    async def sync(self, seen: ReplicasSeen, replicas: int, steps: ReplicaSteps, names: Any) -> Sync:
+    async def sync(self, seen: ReplicaSnapshot, replicas: int, steps: SyncPlan, names: Any) -> SyncResult:
         if self.meanwhile:
             await self.meanwhile.pop(0)()
         return await super().sync(seen, replicas, steps, names)
@@ -263,5 +263,5 @@ async def test_three_daemons_and_users_at_random_end_at_the_number(seed: int) ->
             house.now += 60
             await daemons[0].bring(model)
         assert len(house.there(model)) == house.store.models_by_id[model].columns["replicas"]
-    assert await house.kept.uneven(None) == []
+    assert await house.kept.out_of_sync(None) == []
     assert house.told.errors == []

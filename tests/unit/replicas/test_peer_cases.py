@@ -22,7 +22,7 @@ from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.ranking import ranked
 from gpustackd.replicas.replica import Replica, replica
 from gpustackd.replicas.retention_score import RetentionWeights, scores
-from gpustackd.replicas.schedule import rule, schedule, wanted
+from gpustackd.replicas.schedule import scaling_schedule, scheduled_replicas
 from gpustackd.store.memory.store import MemoryStore
 from tests import peer_cases as peer
 
@@ -155,10 +155,10 @@ def test_scaling_schedule(case: dict[str, Any]) -> None:
     if "accepted" in expect:
         assert accepted(inputs) is expect["accepted"]
     if "replicas_after_save" in expect:
-        planned, submitted = schedule(inputs["schedule"]), inputs.get("submitted_replicas")
+        planned, submitted = scaling_schedule(inputs["schedule"]), inputs.get("submitted_replicas")
         zone = ZoneInfo(inputs.get("timezone", "UTC"))
-        if planned.says:
-            number = wanted(planned, moment(inputs.get("now", "")), zone).replicas
+        if planned.is_active:
+            number = scheduled_replicas(planned, moment(inputs.get("now", "")), zone).replicas
             assert number == expect["replicas_after_save"]
         # the row is checked as it was written, before the schedule has a say
         assert expect.get("replicas_seen_by_validation", submitted) == submitted
@@ -166,16 +166,16 @@ def test_scaling_schedule(case: dict[str, Any]) -> None:
 
 def by_schedule(check: dict[str, Any]) -> int | None:
     """What a schedule says at an instant; None where it says nothing."""
-    planned, zone = schedule(check["schedule"]), ZoneInfo(check.get("timezone", "UTC"))
-    return wanted(planned, moment(check["now"]), zone).replicas if planned.says else None
+    planned, zone = scaling_schedule(check["schedule"]), ZoneInfo(check.get("timezone", "UTC"))
+    return scheduled_replicas(planned, moment(check["now"]), zone).replicas if planned.is_active else None
 
 
 def accepted(inputs: dict[str, Any]) -> bool:
     try:
         if "rule" in inputs:
-            rule(inputs["rule"])
+            scaling_schedule({"enabled": True, "baseline_replicas": 1, "rules": [inputs["rule"]]})
         if "schedule" in inputs:
-            schedule(inputs["schedule"])
+            scaling_schedule(inputs["schedule"])
     except BadRow:
         return False
     return True

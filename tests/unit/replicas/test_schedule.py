@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpustackd.errors import BadRow
 from gpustackd.replicas import cron
-from gpustackd.replicas.schedule import Schedule, schedule, wanted
+from gpustackd.replicas.schedule import ScalingSchedule, scaling_schedule, scheduled_replicas
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -21,8 +21,8 @@ def rule(line: str, hours: float, replicas: int) -> dict[str, Any]:
     return {"start_cron": line, "duration_seconds": int(hours * 3600), "replicas": replicas}
 
 
-def planned(*rules: dict[str, Any], baseline: int = 1, **more: Any) -> Schedule:
-    return schedule({"enabled": True, "baseline_replicas": baseline, "rules": list(rules), **more})
+def planned(*rules: dict[str, Any], baseline: int = 1, **more: Any) -> ScalingSchedule:
+    return scaling_schedule({"enabled": True, "baseline_replicas": baseline, "rules": list(rules), **more})
 
 
 DAY = planned(rule("0 8 * * *", 12, 4), rule("0 12 * * *", 2, 2), rule("0 12 * * *", 1, 6))
@@ -40,18 +40,18 @@ def at(hour: int, minute: int = 0, second: int = 0, micro: int = 0) -> datetime:
     ],
 )  # fmt: skip
 def test_the_table_of_the_spec(now: datetime, number: int) -> None:
-    assert wanted(DAY, now, BERLIN).replicas == number
+    assert scheduled_replicas(DAY, now, BERLIN).replicas == number
     # of the instant, not of how it is written
-    assert wanted(DAY, now.astimezone(UTC), BERLIN).replicas == number
+    assert scheduled_replicas(DAY, now.astimezone(UTC), BERLIN).replicas == number
 
 
 def test_the_next_change_is_told_and_nothing_changes_before_it() -> None:
     now, seen = at(0), []
     while now < at(23):
-        number = wanted(DAY, now, BERLIN)
+        number = scheduled_replicas(DAY, now, BERLIN)
         assert number.until is not None
         just_before = number.until - timedelta(microseconds=1)
-        assert wanted(DAY, just_before, BERLIN).replicas == number.replicas
+        assert scheduled_replicas(DAY, just_before, BERLIN).replicas == number.replicas
         seen.append((number.until.astimezone(BERLIN).strftime("%H:%M"), number.replicas))
         now = number.until
     assert seen == [("08:00", 1), ("12:00", 4), ("13:00", 6), ("14:00", 2), ("20:00", 4), ("08:00", 1)]
@@ -63,8 +63,8 @@ def test_a_window_is_as_long_on_the_day_of_a_clock_change() -> None:
         start = datetime(2026, month, day, 22, tzinfo=BERLIN)
         end = datetime(2026, month, day + 1, ends, tzinfo=BERLIN).astimezone(UTC)
         assert end - start.astimezone(UTC) == timedelta(hours=8)
-        assert wanted(night, end - timedelta(microseconds=1), BERLIN).replicas == 3
-        assert wanted(night, end, BERLIN).replicas == 1
+        assert scheduled_replicas(night, end - timedelta(microseconds=1), BERLIN).replicas == 3
+        assert scheduled_replicas(night, end, BERLIN).replicas == 1
 
 
 def test_a_fire_in_the_hour_left_out_comes_later_and_one_in_the_hour_twice_comes_once() -> None:
@@ -73,7 +73,7 @@ def test_a_fire_in_the_hour_left_out_comes_later_and_one_in_the_hour_twice_comes
     def open_from(day: datetime) -> list[datetime]:
         """Instants, by quarters of an hour, at which the window is open."""
         quarters = [day.astimezone(UTC) + timedelta(minutes=15 * n) for n in range(24 * 4)]
-        return [q for q in quarters if wanted(half_past_two, q, BERLIN).replicas == 3]
+        return [q for q in quarters if scheduled_replicas(half_past_two, q, BERLIN).replicas == 3]
 
     spring = open_from(datetime(2026, 3, 29, tzinfo=BERLIN))
     assert spring[0].astimezone(BERLIN).strftime("%H:%M") == "03:45"
@@ -125,19 +125,19 @@ def test_fires_before_and_after_an_instant_leave_none_between(line: str, zone: s
 )  # fmt: skip
 def test_a_schedule_that_cannot_be_kept_is_refused_by_the_part_at_fault(value: Any, named: str) -> None:
     with pytest.raises(BadRow) as caught:
-        schedule(value)
+        scaling_schedule(value)
     assert caught.value.field == named
 
 
 def test_what_is_not_enabled_may_be_half_done_and_says_nothing() -> None:
     for value in (None, {}, {"enabled": False, "rules": [{}]}, {"rules": None, "baseline_replicas": None}):
-        assert not schedule(value).says
+        assert not scaling_schedule(value).is_active
 
 
 def test_a_paused_schedule_says_nothing_and_its_peak_is_its_largest_number() -> None:
-    assert wanted(DAY, at(9), BERLIN).replicas == 4
-    assert wanted(DAY, at(21), BERLIN).replicas == 1
+    assert scheduled_replicas(DAY, at(9), BERLIN).replicas == 4
+    assert scheduled_replicas(DAY, at(21), BERLIN).replicas == 1
     paused = planned(rule("0 8 * * *", 12, 4), paused=True)
-    assert not paused.says
+    assert not paused.is_active
     assert DAY.peak == 6
     assert planned(rule("0 8 * * *", 1, 0), baseline=3).peak == 3

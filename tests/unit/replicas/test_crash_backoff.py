@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustackd.domain.placement_hints import Raise
+from gpustackd.domain.placement_hints import ClaimRaise
 from gpustackd.replicas.crash_backoff import (
-    RAISE_BOUND,
-    RAISES_MOST,
+    MAX_RAISE_FACTOR,
+    MAX_RAISES,
     FailedInstance,
     RestartAction,
-    delay,
-    due_after,
-    next_step,
+    decide_restart,
+    jittered_delay,
+    restart_delay,
 )
-from gpustackd.replicas.failure_causes import FailureCause, cause_of, observed
+from gpustackd.replicas.failure_causes import FailureCause, failure_cause, requested_bytes
 
 GIB = 2**30
 OOM = (
@@ -24,32 +24,35 @@ OOM = (
 )
 
 
+decided = decide_restart
+
+
 def failed(**more: object) -> FailedInstance:
     return FailedInstance(**{"id": 7, "restart_count": 0, "failures": 1, "since": 1e6, **more})  # type: ignore[arg-type]
 
 
 def test_delays_are_those_of_the_peer() -> None:
-    assert [delay(k) for k in range(1, 11)] == [0, 10, 20, 40, 80, 160, 300, 300, 300, 300]
-    assert delay(10**6) == 300
+    assert [restart_delay(k) for k in range(1, 11)] == [0, 10, 20, 40, 80, 160, 300, 300, 300, 300]
+    assert restart_delay(10**6) == 300
 
 
 @given(st.integers(1, 2**40), st.integers(1, 40))
 def test_jitter_adds_a_tenth_at_most_and_is_the_same_whoever_asks(instance: int, attempt: int) -> None:
-    found = due_after(instance, attempt)
-    assert delay(attempt) <= found <= delay(attempt) * 1.1
-    assert due_after(instance, attempt) == found
+    found = jittered_delay(instance, attempt)
+    assert restart_delay(attempt) <= found <= restart_delay(attempt) * 1.1
+    assert jittered_delay(instance, attempt) == found
 
 
 def test_instances_that_failed_together_do_not_all_come_back_together() -> None:
-    assert len({due_after(i, 7) for i in range(100)}) > 50
+    assert len({jittered_delay(i, 7) for i in range(100)}) > 50
 
 
 def test_the_first_restart_comes_at_once_and_each_later_one_waits_its_time() -> None:
-    assert next_step(failed(since=0)).kind is RestartAction.RESTART
+    assert decided(failed(since=0)).action is RestartAction.RESTART
     for count in range(1, 8):
-        due = due_after(7, count + 1)
-        assert next_step(failed(restart_count=count, since=due - 0.1)).kind is RestartAction.WAIT
-        assert next_step(failed(restart_count=count, since=due + 0.1)).kind is RestartAction.RESTART
+        due = jittered_delay(7, count + 1)
+        assert decided(failed(restart_count=count, since=due - 0.1)).action is RestartAction.WAIT
+        assert decided(failed(restart_count=count, since=due + 0.1)).action is RestartAction.RESTART
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_the_first_restart_comes_at_once_and_each_later_one_waits_its_time() -> 
     ],
 )  # fmt: skip
 def test_messages_tell_their_cause(message: str | None, cause: FailureCause) -> None:
-    assert cause_of(message) is cause
+    assert failure_cause(message) is cause
 
 
 @pytest.mark.parametrize(
@@ -92,12 +95,12 @@ def test_messages_tell_their_cause(message: str | None, cause: FailureCause) -> 
     ],
 )
 def test_messages_tell_how_much_was_asked_for_in_vain(message: str | None, size: int) -> None:
-    assert observed(message) == size
+    assert requested_bytes(message) == size
 
 
 @given(st.text(max_size=300))
 def test_no_message_trips_anything(message: str) -> None:
-    next_step(failed(message=message, vram=GIB))
+    decided(failed(message=message, vram=GIB))
 
 
 def test_a_broken_device_or_host_is_left_after_two_failures_there() -> None:
@@ -105,71 +108,72 @@ def test_a_broken_device_or_host_is_left_after_two_failures_there() -> None:
         ("Xid 79: GPU has fallen off the bus", False),
         ("NCCL error: unhandled system error", True),
     ):
-        assert next_step(failed(message=text)).kind is RestartAction.RESTART
-        step = next_step(failed(message=text, failures=2, restart_count=1))
-        assert (step.kind, step.whole_worker) == (RestartAction.ELSEWHERE, whole)
+        assert decided(failed(message=text)).action is RestartAction.RESTART
+        step = decided(failed(message=text, failures=2, restart_count=1))
+        assert (step.action, step.whole_worker) == (RestartAction.MOVE, whole)
         assert (
-            next_step(failed(message=text, failures=2, restart_count=1, since=1)).kind is RestartAction.WAIT
+            decided(failed(message=text, failures=2, restart_count=1, since=1)).action is RestartAction.WAIT
         )
 
 
 def test_failures_that_tell_nothing_lead_elsewhere_after_five() -> None:
-    assert next_step(failed(failures=4, restart_count=3)).kind is RestartAction.RESTART
-    assert next_step(failed(failures=5, restart_count=4)).kind is RestartAction.ELSEWHERE
+    assert decided(failed(failures=4, restart_count=3)).action is RestartAction.RESTART
+    assert decided(failed(failures=5, restart_count=4)).action is RestartAction.MOVE
 
 
 def test_what_was_told_something_wrong_is_given_up_after_three_until_its_model_is_edited() -> None:
     wrong = {"message": "error: unrecognized arguments: --foo", "since": 1e6}
-    assert next_step(failed(failures=2, restart_count=1, **wrong)).kind is RestartAction.RESTART
-    assert next_step(failed(failures=3, restart_count=2, **wrong)).kind is RestartAction.HOPELESS
-    assert next_step(failed(failures=9, restart_count=8, **wrong)).kind is RestartAction.HOPELESS
-    assert next_step(failed(failures=3, restart_count=2, edited=True, **wrong)).kind is RestartAction.RESTART
+    assert decided(failed(failures=2, restart_count=1, **wrong)).action is RestartAction.RESTART
+    assert decided(failed(failures=3, restart_count=2, **wrong)).action is RestartAction.GIVE_UP
+    assert decided(failed(failures=9, restart_count=8, **wrong)).action is RestartAction.GIVE_UP
+    assert decided(failed(failures=3, restart_count=2, edited=True, **wrong)).action is RestartAction.RESTART
 
 
 def test_out_of_memory_books_the_amount_that_was_missing_on_every_gpu() -> None:
-    step = next_step(failed(message=OOM, vram=40 * GIB, gpus=2, model_version=3))
-    assert step.kind is RestartAction.MORE
-    assert step.more == Raise(
+    step = decided(failed(message=OOM, vram=40 * GIB, gpus=2, model_version=3))
+    assert step.action is RestartAction.RAISE_CLAIM
+    assert step.claim_raise == ClaimRaise(
         vram=40 * GIB + int(4 * GIB * 1.1), first_vram=40 * GIB, times=1, model_version=3
     )
-    step = next_step(failed(message="out of memory", vram=40 * GIB))
-    assert step.more is not None
-    assert step.more.vram == 44 * GIB
+    step = decided(failed(message="out of memory", vram=40 * GIB))
+    assert step.claim_raise is not None
+    assert step.claim_raise.vram == 44 * GIB
 
 
 def test_host_memory_grows_by_a_gigabyte_at_least() -> None:
-    step = next_step(failed(message="OOMKilled", vram=GIB, ram=GIB))
-    assert step.more is not None
-    assert step.more.ram == GIB + int(GIB * 1.1)
-    assert step.more.vram == 0
+    step = decided(failed(message="OOMKilled", vram=GIB, ram=GIB))
+    assert step.claim_raise is not None
+    assert step.claim_raise.ram == GIB + int(GIB * 1.1)
+    assert step.claim_raise.vram == 0
 
 
 @given(st.integers(1, 500), st.integers(0, 400), st.integers(1, 16))
 def test_raises_stay_within_their_bounds(first: int, asked: int, gpus: int) -> None:
     booked, more, times = first * GIB, None, 0
     while True:
-        step = next_step(
+        step = decided(
             failed(
                 message=f"CUDA out of memory. Tried to allocate {asked} GiB",
                 vram=booked,
                 gpus=gpus,
-                more=more,
+                claim_raise=more,
             )
         )
-        if step.kind is not RestartAction.MORE:
+        if step.action is not RestartAction.RAISE_CLAIM:
             break
-        assert step.more is not None
-        assert step.more.vram > booked
-        booked, more, times = step.more.vram, step.more, times + 1
-    assert times <= RAISES_MOST
-    assert booked <= first * GIB * RAISE_BOUND
+        assert step.claim_raise is not None
+        assert step.claim_raise.vram > booked
+        booked, more, times = step.claim_raise.vram, step.claim_raise, times + 1
+    assert times <= MAX_RAISES
+    assert booked <= first * GIB * MAX_RAISE_FACTOR
 
 
 def test_what_was_learnt_of_an_older_version_of_the_model_is_forgotten() -> None:
-    old = Raise(vram=9 * GIB, first_vram=6 * GIB, times=3, model_version=1)
+    old = ClaimRaise(vram=9 * GIB, first_vram=6 * GIB, times=3, model_version=1)
     assert (
-        next_step(failed(message=OOM, vram=9 * GIB, more=old, model_version=1)).kind is RestartAction.RESTART
+        decided(failed(message=OOM, vram=9 * GIB, claim_raise=old, model_version=1)).action
+        is RestartAction.RESTART
     )
-    step = next_step(failed(message=OOM, vram=9 * GIB, more=old, model_version=2))
-    assert step.more is not None
-    assert (step.more.times, step.more.first_vram) == (1, 9 * GIB)
+    step = decided(failed(message=OOM, vram=9 * GIB, claim_raise=old, model_version=2))
+    assert step.claim_raise is not None
+    assert (step.claim_raise.times, step.claim_raise.first_vram) == (1, 9 * GIB)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustackd.replicas.names import free_names
-from gpustackd.replicas.number import Asked, ReplicaSlot, ReplicaSteps, steps
 from gpustackd.replicas.replica import Replica, replica
+from gpustackd.replicas.sync_plan import NewInstances, SyncPlan, sync_plan
+from gpustackd.replicas.sync_plan import ReplicaTarget as Target
 
 
 def by_id(candidates: Sequence[Replica]) -> Sequence[Replica]:
@@ -38,39 +39,41 @@ def draining(id_: int, seconds: float, **columns: Any) -> Replica:
 
 
 def test_what_is_missing_is_added_and_what_is_too_much_goes() -> None:
-    assert steps(Asked(3), some(1), by_id) == ReplicaSteps(add=(ReplicaSlot(2),))
-    assert steps(Asked(3), some(3), by_id) == ReplicaSteps()
-    assert steps(Asked(1), some(3), by_id) == ReplicaSteps(delete=(2, 3))
-    assert steps(Asked(0), some(2), by_id) == ReplicaSteps(delete=(1, 2))
-    assert not steps(Asked(2), some(2, "ERROR"), by_id).anything  # every row counts, whatever its state
+    assert sync_plan(Target(3), some(1), by_id) == SyncPlan(add=(NewInstances(2),))
+    assert sync_plan(Target(3), some(3), by_id) == SyncPlan()
+    assert sync_plan(Target(1), some(3), by_id) == SyncPlan(delete=(2, 3))
+    assert sync_plan(Target(0), some(2), by_id) == SyncPlan(delete=(1, 2))
+    assert sync_plan(Target(2), some(2, "ERROR"), by_id).is_empty  # every row counts, whatever its state
 
 
 def test_a_surplus_that_serves_drains_and_goes_when_it_is_due() -> None:
-    asked = Asked(2, window=60)
-    assert steps(asked, some(3), by_id) == ReplicaSteps(drain=(3,), due_in=60)
+    asked = Target(2, drain_window=60)
+    assert sync_plan(asked, some(3), by_id) == SyncPlan(drain=(3,), due_in=60)
     there = [*some(2), draining(3, 20)]
-    assert steps(asked, there, by_id) == ReplicaSteps(due_in=40)
-    assert steps(asked, [*some(2), draining(3, 60)], by_id) == ReplicaSteps(delete=(3,))
+    assert sync_plan(asked, there, by_id) == SyncPlan(due_in=40)
+    assert sync_plan(asked, [*some(2), draining(3, 60)], by_id) == SyncPlan(delete=(3,))
     # one that serves nobody is not waited for
-    assert steps(asked, some(3, "STARTING"), by_id) == ReplicaSteps(delete=(3,))
-    assert steps(asked, some(3, worker_state="NOT_READY"), by_id) == ReplicaSteps(delete=(3,))
-    assert steps(asked, [*some(2), draining(3, 1, state="ERROR")], by_id) == ReplicaSteps(delete=(3,))
+    assert sync_plan(asked, some(3, "STARTING"), by_id) == SyncPlan(delete=(3,))
+    assert sync_plan(asked, some(3, worker_state="NOT_READY"), by_id) == SyncPlan(delete=(3,))
+    assert sync_plan(asked, [*some(2), draining(3, 1, state="ERROR")], by_id) == SyncPlan(delete=(3,))
     # a window that is taken away ends at once
-    assert steps(Asked(2, window=0), there, by_id) == ReplicaSteps(delete=(3,))
-    assert steps(Asked(2, window=-5), there, by_id) == ReplicaSteps(delete=(3,))
+    assert sync_plan(Target(2, drain_window=0), there, by_id) == SyncPlan(delete=(3,))
+    assert sync_plan(Target(2, drain_window=-5), there, by_id) == SyncPlan(delete=(3,))
 
 
 def test_who_drains_is_taken_back_before_anything_new_is_started() -> None:
     there = [*some(2), draining(3, 20), draining(4, 30)]
-    asked = Asked(3, window=60)
+    asked = Target(3, drain_window=60)
     # of two that drain the better one, and the other goes its way
-    assert steps(asked, there, by_id) == ReplicaSteps(take_back=(3,), due_in=30)
-    assert steps(Asked(5, window=60), there, by_id) == ReplicaSteps(add=(ReplicaSlot(1),), take_back=(3, 4))
+    assert sync_plan(asked, there, by_id) == SyncPlan(undrain=(3,), due_in=30)
+    assert sync_plan(Target(5, drain_window=60), there, by_id) == SyncPlan(
+        add=(NewInstances(1),), undrain=(3, 4)
+    )
     # not one that is broken, or on a worker that is to be left
     broken = [*some(2), draining(3, 20, state="ERROR")]
-    assert steps(asked, broken, by_id) == ReplicaSteps(add=(ReplicaSlot(1),), delete=(3,))
+    assert sync_plan(asked, broken, by_id) == SyncPlan(add=(NewInstances(1),), delete=(3,))
     leaving = [*some(2), draining(3, 20, worker_state="MAINTENANCE")]
-    assert steps(asked, leaving, by_id) == ReplicaSteps(add=(ReplicaSlot(1),), due_in=40)
+    assert sync_plan(asked, leaving, by_id) == SyncPlan(add=(NewInstances(1),), due_in=40)
 
 
 def test_one_that_drains_and_is_well_changes_places_with_one_that_is_not() -> None:
@@ -79,14 +82,16 @@ def test_one_that_drains_and_is_well_changes_places_with_one_that_is_not() -> No
         for state in ("ERROR", "STARTING", "UNREACHABLE"):
             there = [some(1)[0], replica({"id": 2, "state": state, "worker_id": 1, "worker_state": "READY"})]
             there += [draining(3, seconds), draining(4, 10)]
-            todo = steps(Asked(2, window=60), there, by_id)
+            todo = sync_plan(Target(2, drain_window=60), there, by_id)
             assert todo.delete[0] == 2
-            assert (todo.take_back, len(todo.add)) == ((3,), 0)
+            assert (todo.undrain, len(todo.add)) == ((3,), 0)
     # one that serves on a worker to be left drains in its turn
     there = [*some(1, worker_state="MAINTENANCE"), draining(3, 20)]
-    assert steps(Asked(1, window=60), there, by_id) == ReplicaSteps(drain=(1,), take_back=(3,), due_in=60)
+    assert sync_plan(Target(1, drain_window=60), there, by_id) == SyncPlan(
+        drain=(1,), undrain=(3,), due_in=60
+    )
     # those that are well alike do not change places, whatever their rank
-    assert steps(Asked(1, window=60), [*some(1), draining(3, 20)], by_id) == ReplicaSteps(due_in=40)
+    assert sync_plan(Target(1, drain_window=60), [*some(1), draining(3, 20)], by_id) == SyncPlan(due_in=40)
 
 
 def member(id_: int, role: str, group: str | None = "g", **columns: Any) -> Replica:
@@ -99,16 +104,16 @@ def member(id_: int, role: str, group: str | None = "g", **columns: Any) -> Repl
 def test_a_role_from_three_to_two_drains_one_and_back_to_three_keeps_all() -> None:
     roles = {"prefill": 3, "decode": 1}
     there = [member(1, "prefill"), member(2, "prefill"), member(3, "prefill"), member(4, "decode")]
-    assert not steps(Asked(1, roles, 60), there, by_id).anything
+    assert sync_plan(Target(1, roles, 60), there, by_id).is_empty
     fewer = {**roles, "prefill": 2}
-    assert steps(Asked(1, fewer, 60), there, by_id) == ReplicaSteps(drain=(3,), due_in=60)
+    assert sync_plan(Target(1, fewer, 60), there, by_id) == SyncPlan(drain=(3,), due_in=60)
     there[2] = member(3, "prefill", draining_for=10.0)
-    assert steps(Asked(1, fewer, 60), there, by_id) == ReplicaSteps(due_in=50)
-    assert steps(Asked(1, roles, 60), there, by_id) == ReplicaSteps(take_back=(3,))
+    assert sync_plan(Target(1, fewer, 60), there, by_id) == SyncPlan(due_in=50)
+    assert sync_plan(Target(1, roles, 60), there, by_id) == SyncPlan(undrain=(3,))
     there[2] = member(3, "prefill", draining_for=60.0)
-    assert steps(Asked(1, fewer, 60), there, by_id) == ReplicaSteps(delete=(3,))
+    assert sync_plan(Target(1, fewer, 60), there, by_id) == SyncPlan(delete=(3,))
     del there[2]
-    assert steps(Asked(1, roles, 60), there, by_id) == ReplicaSteps(add=(ReplicaSlot(1, "prefill", "g"),))
+    assert sync_plan(Target(1, roles, 60), there, by_id) == SyncPlan(add=(NewInstances(1, "prefill", "g"),))
 
 
 def test_members_of_other_generations_and_of_no_role_go() -> None:
@@ -117,11 +122,11 @@ def test_members_of_other_generations_and_of_no_role_go() -> None:
         member(1, "prefill"), member(2, "decode"),
         member(3, "prefill", "old"), member(4, "prefill", None), member(5, "critic"),
     ]  # fmt: skip
-    assert steps(Asked(1, roles), there, by_id) == ReplicaSteps(delete=(3, 4, 5))
-    assert steps(Asked(0, roles), there, by_id) == ReplicaSteps(delete=(1, 2, 3, 4, 5))
-    assert steps(Asked(1, roles), [], by_id) == ReplicaSteps()  # a generation is formed elsewhere
+    assert sync_plan(Target(1, roles), there, by_id) == SyncPlan(delete=(3, 4, 5))
+    assert sync_plan(Target(0, roles), there, by_id) == SyncPlan(delete=(1, 2, 3, 4, 5))
+    assert sync_plan(Target(1, roles), [], by_id) == SyncPlan()  # a generation is formed elsewhere
     # and rows of roles that the model has no more
-    assert steps(Asked(2), [*some(2), member(9, "prefill")], by_id) == ReplicaSteps(delete=(9,))
+    assert sync_plan(Target(2), [*some(2), member(9, "prefill")], by_id) == SyncPlan(delete=(9,))
 
 
 @given(
@@ -144,23 +149,23 @@ def test_the_steps_lead_to_the_number_and_then_to_nothing_but_waiting(
         for n, (s, w, d) in enumerate(rows)
     }
     for _ in range(2):
-        todo = steps(Asked(number, window=window), [replica(r) for r in there.values()], by_health)
+        todo = sync_plan(Target(number, drain_window=window), [replica(r) for r in there.values()], by_health)
         gone = [replica(there[i]) for i in (*todo.delete, *todo.drain)]
         stay = [replica(r) for i, r in there.items() if i not in {g.id for g in gone}]
         if any(r.healthy for r in gone):  # then nobody stays, to be kept, who is not
-            assert all(r.healthy or (r.draining_for is not None and r.id not in todo.take_back) for r in stay)
+            assert all(r.healthy or (r.draining_for is not None and r.id not in todo.undrain) for r in stay)
         for i in todo.delete:
             del there[i]
         for i in todo.drain:
             there[i]["draining_for"] = 0.0
-        for i in todo.take_back:
+        for i in todo.undrain:
             there[i]["draining_for"] = None
         for seat in todo.add:
             for _n in range(seat.number):
                 fresh = max([99, *there]) + 1
                 there[fresh] = {"id": fresh, "state": "PENDING", "created": fresh, "draining_for": None}
         assert len([r for r in there.values() if r["draining_for"] is None]) == number
-    assert not todo.anything
+    assert todo.is_empty
     assert (todo.due_in is None) == all(r["draining_for"] is None for r in there.values())
 
 
