@@ -1,10 +1,10 @@
-# gpustackd as an image: nothing but Python, the locked packages and the daemon; runs as any user, writes nowhere.
+# Python, the locked packages and the daemon, nothing else. Runs as any user and writes only below /tmp.
 ARG PYTHON_VERSION=3.13
 
 FROM python:${PYTHON_VERSION}-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-# The build backend does not get into the image; the packages come before the code, which changes more often.
+# The build backend stays out of the image. Packages are installed before the code, which changes more often.
 RUN python -m venv /build && /build/bin/pip install "hatchling>=1.27,<2"
 RUN python -m venv --without-pip /opt/gpustackd
 COPY requirements.lock ./
@@ -29,7 +29,7 @@ ENV PATH=/opt/gpustackd/bin:$PATH \
     HF_HOME=/tmp/huggingface \
     GPUSTACKD_HTTP=0.0.0.0:9480 \
     GPUSTACKD_LOG_FORMAT=json
-# A number, so that a cluster can check that it is not root's.
+# A number, so that Kubernetes can verify that it is not root.
 USER 10001:10001
 WORKDIR /tmp
 EXPOSE 9480

@@ -1,9 +1,9 @@
--- Sixty instances of the example models, in bursts: every statement is one. Run it with psql once fleet.yaml and
--- models.yaml are applied; a daemon places what fits within the second and says of the rest why it waits.
+-- Sixty instances of the example models; each statement is a burst. Run it with psql after applying fleet.yaml and
+-- models.yaml. A daemon places what fits within a second and says why the rest has to wait.
 --
 -- The smallest useful act is one row:  INSERT INTO model_instances (name, model_id) VALUES ('qwen-1', 1);
 
--- Large ones first, and one that no machine of the fleet can hold.
+-- Large models first, and one that no machine of the fleet can hold.
 INSERT INTO model_instances (name, model_id)
 SELECT m.name || '-' || n, m.id
   FROM (VALUES ('qwen2.5-72b', 1, 3), ('qwen3-32b', 1, 2), ('qwen3-30b-a3b', 1, 2), ('deepseek-r1', 1, 1),
