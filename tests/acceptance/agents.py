@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 
 from tests.integration.world import connected
+from tests.waiting import elapse
 
 _BEAT = "UPDATE workers SET heartbeat_at = clock_timestamp() WHERE id = ANY ($1::bigint[])"
 _TAKE = """
@@ -40,7 +41,7 @@ class Agents:
     async def run(self) -> None:
         while True:
             await self.beat()
-            await anyio.sleep(self._every)
+            await elapse(self._every, "between two heartbeats")
 
     async def beat(self) -> None:
         """A heartbeat of all that are up, and what they have to do."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -19,7 +20,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gpustackd.store.embedded.identity import ServerUser
-from tests.acceptance.daemon import Daemon, Line
+from tests.acceptance.daemon import START, Daemon, Line
+from tests.waiting import soon
 
 __all__ = [
     "Crew",
@@ -37,12 +39,14 @@ _FOREIGN = (
     "GPUSTACKD_", "GPUSTACK_", "PG", "HF_", "NOTIFY_SOCKET", "WATCHDOG_", "PYTHONDONTWRITEBYTECODE"
 )  # fmt: skip
 _STRETCH = float(os.environ.get("GPUSTACKD_TEST_PATIENCE", "6"))
+_LEAST = 5 * _STRETCH
+"""Seconds that a busy machine may need for anything."""
 
 
 def within(seconds: float) -> float:
     """How long a test waits for what the contract promises within `seconds`: this machine may be busy. Where
     it matters, rescans and leases are set far beyond it, so that only what is tested can explain success."""
-    return seconds * _STRETCH
+    return max(_LEAST, seconds * _STRETCH)
 
 
 class Crew:
@@ -93,13 +97,25 @@ class Crew:
         self._tasks.start_soon(daemon.listen)
         return daemon
 
-    def count(self, event: str) -> int:
-        """How often all of them together said it."""
-        return sum(d.events[event] for d in self.all)
+    async def stop(self) -> None:
+        """Stop all that run, as a service manager does it: then their logs are whole."""
+        running = list(self)
+        for daemon in running:
+            daemon.signal(signal.SIGTERM)
+        assert [await daemon.gone() for daemon in running] == [0] * len(running)
+
+    def whole(self, event: str, **fields: Any) -> list[Line]:
+        """All lines of this event that any of them logged; all have ended."""
+        return [line for d in self.all for line in d.whole(event, **fields)]
+
+    def tally(self) -> Counter[str]:
+        """How often they logged each event; all have ended."""
+        return sum((d.tally() for d in self.all), Counter())
 
     def faults(self) -> list[str]:
-        """What should never be in a log: `daemon.error`, a traceback, words that are no log line."""
-        return [f"{d.name}: {text}" for d in self.all for text in d.faults]
+        """What should never be in a log: `daemon.error`, a traceback, words that are no log line; all have
+        ended."""
+        return [f"{d.name}: {text}" for d in self.all for text in d.faults()]
 
     async def reap(self) -> None:
         """End whatever is left, stopped processes too."""
@@ -162,10 +178,10 @@ def command(*arguments: str) -> list[str]:
 
 
 async def gpustackd(
-    url: str, *arguments: str, patience: float = 90.0, said: bytes = b""
+    url: str, *arguments: str, timeout: float = START, said: bytes = b""
 ) -> tuple[int, str, str]:
     """Run another command to its end: exit code, standard output, standard error."""
     environment = {**clean_environment(), "GPUSTACKD_DATABASE_URL": url}
-    with anyio.fail_after(patience):
-        done = await anyio.run_process(command(*arguments), input=said, env=environment, check=False)
+    running = anyio.run_process(command(*arguments), input=said, env=environment, check=False)
+    done = await soon(running, f"gpustackd {' '.join(arguments)} ends", timeout)
     return done.returncode, done.stdout.decode(), done.stderr.decode()

@@ -16,11 +16,10 @@ from gpustackd.demo.models.architectures import Tensor
 from gpustackd.demo.models.sparse import header
 from gpustackd.store.audit.audit import audit_on
 from tests.integration.world import connected
+from tests.waiting import PATIENCE, until
 
 GIB = 2**30
 _numbers = count(1)
-LOOK = 0.02
-"""Seconds between two looks at rows that are waited for."""
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -176,66 +175,62 @@ class Site:
         )
         return [dict(r) for r in found]
 
-    async def until(self, question: str, *arguments: Any, patience: float = 60.0) -> Any:
+    async def until(self, question: str, *arguments: Any, timeout: float = PATIENCE) -> Any:
         """Wait until a question to the database is answered by something true; the answer.
 
-        Raise AssertionError with the state of all instances where that takes longer than `patience` seconds.
+        Raise AssertionError with the state of all instances where that takes longer than `timeout` seconds.
         """
-        with anyio.move_on_after(patience):
-            while True:
-                answer = await self.sql.fetchval(question, *arguments)
-                if answer:
-                    return answer
-                await anyio.sleep(LOOK)
-        raise AssertionError(f"not so in {patience:.0f} s: {question}\n{await self.story()}")
+        return await until(
+            lambda: self.sql.fetchval(question, *arguments), f"{question} {arguments}", timeout, self.story
+        )
 
-    async def placed(self, ids: Collection[int], patience: float = 60.0) -> list[dict[str, Any]]:
+    async def placed(self, ids: Collection[int], timeout: float = PATIENCE) -> list[dict[str, Any]]:
         """Wait until all of these have a place; their rows."""
         await self.until(
             "SELECT count(*) = $2 FROM model_instances"
             " WHERE id = ANY ($1::bigint[]) AND worker_id IS NOT NULL",
             list(ids),
             len(set(ids)),
-            patience=patience,
+            timeout=timeout,
         )
         return await self.rows(ids)
 
-    async def refused(self, ids: Collection[int], patience: float = 60.0) -> list[dict[str, Any]]:
+    async def refused(self, ids: Collection[int], timeout: float = PATIENCE) -> list[dict[str, Any]]:
         """Wait until all of these are PENDING with their reasons; their rows."""
         await self.until(
             "SELECT count(*) = $2 FROM model_instances"
             " WHERE id = ANY ($1::bigint[]) AND state = 'PENDING' AND reasons IS NOT NULL",
             list(ids),
             len(set(ids)),
-            patience=patience,
+            timeout=timeout,
         )
         return await self.rows(ids)
 
-    async def analyzing(self, number: int, patience: float = 60.0) -> list[dict[str, Any]]:
+    async def analyzing(self, number: int, timeout: float = PATIENCE) -> list[dict[str, Any]]:
         """Wait until so many instances are ANALYZING; their rows."""
         await self.until(
-            "SELECT count(*) = $1 FROM model_instances WHERE state = 'ANALYZING'", number, patience=patience
+            "SELECT count(*) = $1 FROM model_instances WHERE state = 'ANALYZING'", number, timeout=timeout
         )
         return [
             dict(r) for r in await self.sql.fetch("SELECT * FROM model_instances WHERE state = 'ANALYZING'")
         ]
 
-    async def settled(self, patience: float = 60.0) -> None:
+    async def settled(self, timeout: float = PATIENCE) -> None:
         """Wait until every instance is placed, or waits with its reasons."""
         await self.until(
             "SELECT NOT EXISTS (SELECT FROM model_instances"
             " WHERE state = 'ANALYZING' OR (state = 'PENDING' AND reasons IS NULL))",
-            patience=patience,
+            timeout=timeout,
         )
 
-    async def commit_waits(self, holder: int, patience: float = 60.0) -> None:
+    async def commit_waits(self, holder: int, timeout: float = PATIENCE) -> None:
         """Wait until a daemon's commit waits for a lock that the backend `holder` has. Not to be asked in a
         transaction: the server's view of its sessions stands still in one."""
         await self.until(
             "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%gpustackd_commit%'"
             " AND wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid)))",
             holder,
-            patience=patience,
+            timeout=timeout,
         )
 
     async def clean(self) -> None:

@@ -18,6 +18,7 @@ import asyncpg
 from gpustackd.domain.lifecycle import InstanceState, lawful
 from gpustackd.store.audit.audit import audit_on
 from tests.integration.world import connected
+from tests.waiting import elapse, until
 
 POLL = 0.2
 GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)
@@ -88,6 +89,20 @@ class Record:
             instance_id,
         )
         return [r["became"] for r in rows]
+
+    async def came(self, instance_id: int, state: str) -> None:
+        """Wait until an instance has come into a state, however briefly."""
+
+        async def there() -> bool:
+            return state in await self.states(instance_id)
+
+        await until(
+            there, f"instance {instance_id} comes into {state}", shows=lambda: self.story(instance_id)
+        )
+
+    async def story(self, instance_id: int) -> str:
+        """The states of an instance, for a failure's text."""
+        return f"it was {' -> '.join(await self.states(instance_id))}"
 
     async def count(self, became: str, by: str = "%") -> int:
         """How often an instance came into a state, by whom."""
@@ -188,7 +203,7 @@ async def _watch(url: str, watch: Watch, stuck_after: float | None, undecided_af
                     connection.terminate()
                 connection = None
             watch.slowest = max(watch.slowest, time.monotonic() - started)
-            await anyio.sleep(POLL)
+            await elapse(POLL, "between two audits")
     finally:
         if connection is not None:
             connection.terminate()

@@ -102,7 +102,7 @@ class Shop:
 
     async def placed(self, model: int) -> dict[str, Any]:
         """An instance of it, once it is SCHEDULED."""
-        (row,) = await self.site.placed(await self.site.instances(model), patience=within(1))
+        (row,) = await self.site.placed(await self.site.instances(model), timeout=within(1))
         assert row["state"] == "SCHEDULED"
         return row
 
@@ -112,7 +112,7 @@ class Shop:
         return await self.site.row("models", model)
 
     async def refused(self, model: int) -> dict[str, Any]:
-        (row,) = await self.site.refused(await self.site.instances(model), patience=within(1))
+        (row,) = await self.site.refused(await self.site.instances(model), timeout=within(1))
         return row
 
     async def booked(self, instance: int) -> dict[str, Booked]:

@@ -43,11 +43,11 @@ class Scene:
         return await self.site.row("model_instances", instance)
 
     async def running(self, instance: int) -> dict[str, Any]:
-        await self.site.until(RUNNING, instance, patience=within(15))
+        await self.site.until(RUNNING, instance, timeout=within(15))
         return await self.row(instance)
 
     async def moved(self, instance: int, away_from: int) -> dict[str, Any]:
-        await self.site.until(MOVED, instance, away_from, patience=within(15))
+        await self.site.until(MOVED, instance, away_from, timeout=within(15))
         return await self.row(instance)
 
 
@@ -62,6 +62,7 @@ async def scene_of(site: Site, record: Record, folder: Path, *fleet: W) -> Async
     ):
         await daemons.start(2)
         yield Scene(site, daemons, beating, workers)
+        await daemons.stop()
     assert await record.broken() == []
     await site.clean()
 
@@ -103,7 +104,7 @@ async def test_what_a_worker_does_not_take_or_cannot_start_goes_on_elsewhere(
         assert row["restart_count"] == 2
         assert row["avoid"][0]["worker_id"] == at
         assert len(row["avoid"][0]["gpu_ids"]) == 1
-    evicted = [line["cause"] for d in scene.daemons.all for line in d.told("instance.evicted")]
+    evicted = [line["cause"] for line in scene.daemons.whole("instance.evicted")]
     assert sorted(evicted) == ["failed", "not_taken"]
 
 
@@ -137,7 +138,7 @@ async def test_out_of_memory_books_more_and_wrong_flags_are_given_up(
             "SELECT failures = 3 AND state = 'ERROR' FROM model_instances WHERE id = $1", instance
         )
         for daemon in scene.daemons:
-            line = await daemon.said("instance.failed", instance_id=instance)
+            line = await daemon.logged("instance.failed", instance_id=instance)
             assert line["reason"] == wrong
         row = await scene.row(instance)
         assert (row["state"], row["state_message"], row["restart_count"]) == ("ERROR", wrong, 2)
@@ -165,17 +166,17 @@ async def test_a_drain_moves_replicas_one_by_one_and_never_below_the_minimum(
         )
         # nowhere to go: nothing moves, and it is said
         await site.update("workers", w1, state="MAINTENANCE", maintenance={"drain": True})
-        said = [await d.said("drain.held") for d in scene.daemons]
+        said = [await d.logged("drain.held") for d in scene.daemons]
         assert {s["reason"] for s in said} == {"there is no other place for it now"}
         assert {r["worker_id"] for r in await site.rows(ids)} == {w1}
         await site.update("workers", w2, state="READY")
         await site.until(
             "SELECT bool_and(state = 'RUNNING' AND worker_id = $1) FROM model_instances",
             w2,
-            patience=within(15),
+            timeout=within(15),
         )
         assert [r["placement_epoch"] for r in await site.rows(ids)] == [3, 3, 3]
-        assert scene.daemons.count("instance.evicted") == 3
+    assert scene.daemons.tally()["instance.evicted"] == 3
 
 
 async def test_a_pinned_model_leaves_a_worker_that_is_not_ready_after_the_grace_and_comes_back_to_it(
@@ -188,8 +189,8 @@ async def test_a_pinned_model_leaves_a_worker_that_is_not_ready_after_the_grace_
         (instance,) = await site.instances(await site.model(need=8, gpu_selector=pinned, cpu_offloading=True))
         await scene.running(instance)
         await site.update("workers", w1, state="NOT_READY", state_message="power supply")
-        await site.until("SELECT state = 'UNREACHABLE' FROM model_instances WHERE id = $1", instance)
-        (row,) = await site.refused([instance], patience=within(15))
+        await record.came(instance, "UNREACHABLE")
+        (row,) = await site.refused([instance], timeout=within(15))
         assert "worker w1 is NOT_READY" in row["state_message"]
         assert not any(word in row["state_message"] for word in ("memory", "GiB", "too little"))
         await site.update("workers", w1, state="READY")
@@ -214,9 +215,9 @@ async def test_an_instance_over_several_workers_that_loses_a_part_is_placed_anew
             "SELECT state = 'RUNNING' AND placement_epoch > $2 FROM model_instances WHERE id = $1",
             instance,
             row["placement_epoch"],
-            patience=within(15),
+            timeout=within(15),
         )
         held = await site.sql.fetch("SELECT worker_id FROM instance_claims WHERE vram > 0")
         assert len({r["worker_id"] for r in held}) == len(held) == 2
         assert lost not in {r["worker_id"] for r in held}
-        assert scene.daemons.count("instance.evicted") == 1
+    assert scene.daemons.tally()["instance.evicted"] == 1

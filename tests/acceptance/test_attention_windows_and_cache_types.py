@@ -69,7 +69,7 @@ async def test_what_is_booked_is_what_was_sized_and_says_for_what(
         watching(site.url),
     ):
         await daemons.start()
-        (row,) = await site.placed(await site.instances(fits), patience=within(5))
+        (row,) = await site.placed(await site.instances(fits), timeout=within(5))
         claim = row["computed_resource_claim"]
         assert row["worker_name"] == "w1"
         assert claim["vram"] == {"0": said["claim"]["vram"]}
@@ -79,7 +79,7 @@ async def test_what_is_booked_is_what_was_sized_and_says_for_what(
             "context": 128000, "parallel": 4, "kv_unified": True, "ubatch": 512, "cache_type_k": "q8_0",
             "cache_type_v": "f16", "flash_attention": "on",
         }  # fmt: skip
-        (refused,) = await site.refused(await site.instances(full), patience=within(5))
+        (refused,) = await site.refused(await site.instances(full), timeout=within(5))
         assert "61.40 GiB" in refused["state_message"]
         assert "23.00 GiB free" in refused["state_message"], "what the other one holds is not free"
     assert await record.broken() == []

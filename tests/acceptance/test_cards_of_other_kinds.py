@@ -89,7 +89,7 @@ async def test_a_slice_a_partition_and_whole_cards_are_booked_on_cards_that_are_
     refused = await shop.refused(whole)
     assert "in use" in refused["state_message"]
     await shop.site.delete("model_instances", *[r["id"] for r in rows])
-    await shop.site.placed([refused["id"]], patience=within(1))
+    await shop.site.placed([refused["id"]], timeout=within(1))
     await shop.gives_all_back(row["id"], refused["id"])
 
 

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -17,6 +18,7 @@ from tests.acceptance.daemons import Crew, Daemon, crew, within
 from tests.acceptance.machines import CONFIG, GIB, Site, W
 from tests.acceptance.record import Record, watching
 from tests.hub import Hub, repo_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +28,7 @@ ROWS = MODELS * EACH
 
 @dataclass
 class Stage:
-    """Forty rows ANALYZING, their metadata not coming until the hubs answer; `victim` holds most of them."""
+    """Forty rows ANALYZING, their metadata not coming until the hubs answer; `victim` holds them."""
 
     daemons: Crew
     victim: Daemon
@@ -60,18 +62,23 @@ async def holders(site: Site) -> Counter[str]:
     return Counter(r["by"].removeprefix("gpustackd ") for r in rows)
 
 
-async def taken_over(site: Site, stage: Stage, patience: float) -> None:
+async def taken_over(site: Site, stage: Stage, timeout: float) -> None:
     """Wait until all forty rows are under lease again and none of them in the victim's hands."""
-    with anyio.fail_after(patience):
-        while True:
-            found = await holders(site)
-            if found.total() == ROWS and not found[stage.victim.name]:
-                return
-            await anyio.sleep(0.02)
+    found: Counter[str] = Counter()
+
+    async def by_others() -> bool:
+        found.clear()
+        found.update(await holders(site))
+        return found.total() == ROWS and not found[stage.victim.name]
+
+    await until(by_others, "all rows are in the hands of others", timeout, lambda: f"held: {dict(found)}")
 
 
 @asynccontextmanager
-async def forty_in_work(site: Site, folder: Path, lease: float, daemons: int = 3) -> AsyncIterator[Stage]:
+async def forty_in_work(
+    site: Site, folder: Path, lease: float, daemons: int = 3, others: float | None = None
+) -> AsyncIterator[Stage]:
+    """`lease` is the victim's, and the others' too unless said."""
     repos = {f"lab/m{n}": repo_of(CONFIG, [("w", "U8", (10 * GIB,))]) for n in range(MODELS)}
     await site.fleet(*[W(f"w{n}", 256, "8x24") for n in range(5)])
     async with AsyncExitStack() as stack:
@@ -79,26 +86,29 @@ async def forty_in_work(site: Site, folder: Path, lease: float, daemons: int = 3
         await stack.enter_async_context(watching(site.url, stuck_after=lease + 10))
         hubs: dict[str, anyio.Event] = {}
         addresses: dict[str, str] = {}
-        for _ in range(daemons):
+
+        async def start(**settings: Any) -> Daemon:
             hub = await stack.enter_async_context(Hub(repos))
-            (daemon,) = await made.start(ready=False, HF_ENDPOINT=hub.url)
+            (daemon,) = await made.start(HF_ENDPOINT=hub.url, **settings)
             hubs[daemon.name], addresses[daemon.name] = hub.hold("/"), hub.url
-        for daemon in made:
-            await daemon.ready()
+            return daemon
+
+        victim = await start()
         ids: list[int] = []
         for name in repos:
             model = await site.model(name=name, source="huggingface", huggingface_repo_id=name)
             ids += await site.instances(model, EACH)
         await site.analyzing(ROWS)
-        most = (await holders(site)).most_common(1)[0][0]
-        stage = Stage(made, next(d for d in made if d.name == most), ids, hubs, addresses)
+        for _ in range(daemons - 1):
+            await start(lease=others or lease)
+        stage = Stage(made, victim, ids, hubs, addresses)
         yield stage
         stage.answer()
 
 
 async def all_placed_once(site: Site, record: Record, stage: Stage) -> None:
     stage.answer()
-    await site.placed(stage.ids, patience=within(10))
+    await site.placed(stage.ids, timeout=within(10))
     assert await record.broken() == []
     assert await record.count("ERROR") == 0
 
@@ -108,9 +118,10 @@ async def test_what_a_killed_daemon_held_is_taken_over_when_its_lease_ends(
 ) -> None:
     async with forty_in_work(site, tmp_path, lease=2) as stage:  # 15 times shorter than the default
         await stage.victim.kill()
-        await taken_over(site, stage, patience=within(2 + 5))
-        assert sum(d.count("lease.expired") for d in stage.others) > 0
+        await taken_over(site, stage, timeout=within(2 + 5))
         await all_placed_once(site, record, stage)
+        await stage.daemons.stop()
+        assert stage.daemons.tally()["lease.expired"] > 0
 
 
 async def test_a_daemon_that_comes_back_under_the_same_name_does_not_keep_its_old_claims_alive(
@@ -132,7 +143,7 @@ async def test_a_daemon_that_comes_back_under_the_same_name_does_not_keep_its_ol
             "SELECT count(*) = $1 FROM model_instances WHERE state = 'ANALYZING' AND lease_owner <> $2",
             ROWS,
             old.pop(),
-            patience=within(2 + 5),
+            timeout=within(2 + 5),
         )
         await all_placed_once(site, record, stage)
         assert again.running
@@ -142,10 +153,10 @@ async def test_a_daemon_asked_to_stop_gives_its_claims_back_and_others_go_on_at_
     site: Site, record: Record, tmp_path: Path
 ) -> None:
     async with forty_in_work(site, tmp_path, lease=600) as stage:  # only a hand-back can free them
-        assert await stage.victim.stop(patience=10) == 0
-        await taken_over(site, stage, patience=within(2))
-        assert stage.victim.count("daemon.stopping") == 1
-        assert stage.victim.told("instance.handed_back")
+        assert await stage.victim.stop(within(10)) == 0
+        await taken_over(site, stage, timeout=within(2))
+        assert len(stage.victim.whole("daemon.stopping")) == 1
+        assert stage.victim.whole("instance.handed_back")
         await all_placed_once(site, record, stage)
 
 
@@ -155,7 +166,7 @@ async def asleep_for_three_leases(site: Site, stage: Stage, lease: float) -> tup
     held = (await holders(site))[stage.victim.name]
     since: datetime = await site.sql.fetchval("SELECT clock_timestamp()")
     stage.victim.signal(signal.SIGSTOP)
-    await taken_over(site, stage, patience=within(lease + 5))
+    await taken_over(site, stage, timeout=within(lease + 5))
     await site.until(
         "SELECT clock_timestamp() > $1::timestamptz + make_interval(secs => $2)", since, 3 * lease
     )
@@ -176,13 +187,13 @@ async def bound_late(site: Site, stage: Stage, since: datetime) -> int:
 
 async def refused(stage: Stage, held: int) -> None:
     """Wait until the victim has learnt what its models need, decided, tried to commit, and been refused."""
-    await stage.victim.until(lambda: stage.victim.count("instance.lost") >= held, f"{held} refusals")
+    await stage.victim.logged("instance.lost", times=held)
 
 
 async def test_a_sleeper_binds_nothing_that_others_have_placed_and_then_goes_on(
     site: Site, record: Record, tmp_path: Path
 ) -> None:
-    async with forty_in_work(site, tmp_path, lease=1) as stage:
+    async with forty_in_work(site, tmp_path, lease=1, others=6) as stage:
         held, since = await asleep_for_three_leases(site, stage, lease=1)
         await all_placed_once(site, record, stage)
         stage.victim.signal(signal.SIGCONT)
@@ -190,16 +201,16 @@ async def test_a_sleeper_binds_nothing_that_others_have_placed_and_then_goes_on(
         assert await bound_late(site, stage, since) == 0
         # alone, it places what comes next
         for other in stage.others:
-            assert await other.stop(patience=10) == 0
+            assert await other.stop(within(10)) == 0
         await site.delete("model_instances", *stage.ids)
         model = await site.sql.fetchval("SELECT min(id) FROM models")
-        await site.placed(await site.instances(model, 3), patience=within(5))
+        await site.placed(await site.instances(model, 3), timeout=within(5))
 
 
 async def test_a_sleeper_binds_nothing_that_others_work_on_at_that_moment(
     site: Site, record: Record, tmp_path: Path
 ) -> None:
-    async with forty_in_work(site, tmp_path, lease=1) as stage:
+    async with forty_in_work(site, tmp_path, lease=1, others=6) as stage:
         held, since = await asleep_for_three_leases(site, stage, lease=1)
         # it has what it waited for, while the rows are ANALYZING in the others' hands
         stage.hubs[stage.victim.name].set()
@@ -230,7 +241,6 @@ async def test_a_hundred_rounds_of_deaths_and_sleeps_bind_each_row_once(
     site: Site, record: Record, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """Lease 2 s (of 30); kills, hand-backs and sleeps in turn; the victim comes back under its old name."""
-    refused = 0
     async with forty_in_work(site, tmp_path, lease=2) as stage:
         await all_placed_once(site, record, stage)
         model = (await site.rows(stage.ids))[0]["model_id"]
@@ -243,14 +253,14 @@ async def test_a_hundred_rounds_of_deaths_and_sleeps_bind_each_row_once(
             if n % 3 == 0:
                 await victim.kill()
             elif n % 3 == 1:
-                assert await victim.stop(patience=10) == 0
+                assert await victim.stop(within(10)) == 0
             else:
                 victim.signal(signal.SIGSTOP)
-                await site.placed(stage.ids, patience=within(2 + 5))
+                await site.placed(stage.ids, timeout=within(2 + 5))
                 victim.signal(signal.SIGCONT)
-            await site.placed(stage.ids, patience=within(2 + 5))
+            await site.placed(stage.ids, timeout=within(2 + 5))
             if not victim.running:
                 await stage.again(victim.name)
-        refused = stage.daemons.count("instance.lost")
         assert await record.broken() == []
+    refused = stage.daemons.tally()["instance.lost"]
     tell(f"FR-39: 100 rounds of 40 rows, each bound once; {refused} late commits refused")

@@ -57,9 +57,9 @@ async def skewed(daemons: Crew, folder: Path, minutes: int) -> Daemon:
     return await daemons.launch(PYTHONPATH=folder, SKEW_MINUTES=minutes)
 
 
-def offset(daemon: Daemon, moment: datetime) -> float:
+async def offset(daemon: Daemon, moment: datetime) -> float:
     """Minutes by which the clock of a daemon was fast when it started, near `moment`."""
-    said = datetime.fromisoformat(daemon.told("daemon.started")[0]["timestamp"])
+    said = datetime.fromisoformat((await daemon.logged("daemon.started"))["timestamp"])
     return (said - moment) / timedelta(minutes=1)
 
 
@@ -75,9 +75,9 @@ async def test_clocks_ten_minutes_apart_change_nothing(site: Site, record: Recor
         made = [await skewed(daemons, tmp_path / "skew", minutes) for minutes in MINUTES]
         for daemon, minutes in zip(made, MINUTES, strict=True):
             await daemon.ready()
-            assert offset(daemon, now) == pytest.approx(minutes, abs=5)
+            assert await offset(daemon, now) == pytest.approx(minutes, abs=5)
         model = await site.model(need=14, replicas=3)
-        await site.until("SELECT count(worker_id) = 3 FROM model_instances", patience=within(2))
+        await site.until("SELECT count(worker_id) = 3 FROM model_instances", timeout=within(2))
         await site.sql.execute("UPDATE model_instances SET state = 'RUNNING'")
         windows = await site.model(
             need=14, scaling_schedule=planned(await closing(site, 240, 2, "UTC"), baseline=0)
@@ -85,7 +85,7 @@ async def test_clocks_ten_minutes_apart_change_nothing(site: Site, record: Recor
         await site.until(
             "SELECT count(worker_id) = 2 FROM model_instances WHERE model_id = $1",
             windows,
-            patience=within(2),
+            timeout=within(2),
         )
         await site.update("models", model, replicas=2)
         await site.until("SELECT count(*) = 1 FROM model_instances WHERE draining_since IS NOT NULL")
@@ -95,15 +95,15 @@ async def test_clocks_ten_minutes_apart_change_nothing(site: Site, record: Recor
             others = [d for d in made if d is not daemon]
             for other in others:
                 other.signal(signal.SIGSTOP)
+            scans = await daemon.metric_now("gpustackd_rescans_total")
             await site.sql.execute("SELECT gpustackd_notify('overflow')")
-            seen = daemon.count("rescan.done")
-            await daemon.said("rescan.done", times=seen + 1)
+            await daemon.metric("gpustackd_rescans_total", lambda n, before=scans: n > before)
             # a number that it has to bring about after that look: it has seen to the others by then
             probe = await site.model(need=14, replicas=1)
             await site.until(
                 "SELECT count(worker_id) = 1 FROM model_instances WHERE model_id = $1",
                 probe,
-                patience=within(5),
+                timeout=within(5),
             )
             await site.delete("models", probe)
             for other in others:

@@ -60,10 +60,10 @@ async def test_vllm_over_two_workers_books_cards_and_ram_of_main_and_subordinate
     assert [s["total_gpus"] for s in servers["subordinate_workers"]] == [8]
     # a worker serves one such instance at a time, and what it books is what keeps the next one out
     (waiting,) = await shop.site.instances(model)
-    (refused,) = await shop.site.refused([waiting], patience=within(1))
+    (refused,) = await shop.site.refused([waiting], timeout=within(1))
     assert "771.00 GiB" in refused["state_message"]
     await shop.site.delete("model_instances", row["id"])
-    (after,) = await shop.site.placed([waiting], patience=within(1))
+    (after,) = await shop.site.placed([waiting], timeout=within(1))
     await shop.gives_all_back(after["id"])
 
 

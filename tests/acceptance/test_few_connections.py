@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.acceptance.machines import CONFIG, GIB, W, site_on
 from tests.acceptance.record import Record
 from tests.hub import Hub, repo_of
 from tests.servers import QUICK
+from tests.waiting import elapse, soon
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +61,7 @@ async def sample(sql: Any, seen: Seen) -> None:
         seen.samples += 1
         seen.most = max(seen.most, row["n"])
         seen.idle += row["idle"]
-        await anyio.sleep(0.2)
+        await elapse(0.2, "between two samples")
 
 
 async def fifty_blocked_reads(server: EmbeddedPostgres, folder: Path, seconds: float) -> Seen:
@@ -79,32 +81,30 @@ async def fifty_blocked_reads(server: EmbeddedPostgres, folder: Path, seconds: f
         sampling.start_soon(sample, second.sql, seen)
         # models whose facts are cached never wait for those whose facts are not
         known = await site.model(need=14)
-        for daemon in both:
-            other = next(d for d in both if d is not daemon)
-            while not daemon.told("instance.scheduled", model=known):
-                if other.told("instance.scheduled", model=known):
-                    break
-                await site.placed(await site.instances(known))
+        for other in reversed(both):  # each places one while the other is asleep
+            other.signal(signal.SIGSTOP)
+            await site.placed(await site.instances(known))
+            other.signal(signal.SIGCONT)
         answer = hub.hold("/")
         blocked: list[int] = []
         for name in repos:
             model = await site.model(name=name, source="huggingface", huggingface_repo_id=name)
             blocked += await site.instances(model)
-        await hub.arrived.wait()
+        await soon(hub.arrived.wait(), "the hub is asked")
         until = anyio.current_time() + seconds
         beside = 0
         while anyio.current_time() < until:
             (id_,) = await site.instances(known)
-            await site.placed([id_], patience=within(5))
+            await site.placed([id_], timeout=within(5))
             await site.delete("model_instances", id_)
             beside += 1
-            await anyio.sleep(0.5)
+            await elapse(0.5, "between two users of what is known")
         assert beside > 0
         assert not await site.sql.fetchval(
             "SELECT count(*) FROM model_instances WHERE id = ANY ($1) AND worker_id IS NOT NULL", blocked
         )
         answer.set()
-        await site.placed(blocked, patience=within(30))
+        await site.placed(blocked, timeout=within(30))
         assert all(d.running for d in both)
         assert await record.broken() == []
         await site.clean()

@@ -45,7 +45,7 @@ async def test_cards_that_others_fill_are_never_taken(site: Site, record: Record
             if n % 20 == 0:
                 await sample(site, {i: 78.9 if i < 4 else 0.8 for i in range(8)})
             ids = await site.instances(model, 4 if n % 10 == 0 else 1)
-            rows = await site.placed(ids, patience=within(5))
+            rows = await site.placed(ids, timeout=within(5))
             taken += [card(r) for r in rows]
             await site.delete("model_instances", *ids)
     assert len(taken) == 130
@@ -83,7 +83,7 @@ async def test_our_own_use_is_not_counted_twice(site: Site, tmp_path: Path) -> N
     async with crew(site.url, tmp_path, **AVOID) as daemons:
         await daemons.start()
         ids = await site.instances(await small(site), 4)
-        rows = await site.placed(ids, patience=within(5))  # 80 - 72 - 1 = 7 are free on each
+        rows = await site.placed(ids, timeout=within(5))  # 80 - 72 - 1 = 7 are free on each
         assert sorted(card(r) for r in rows) == [0, 1, 2, 3]
         await site.clean()
 
@@ -95,7 +95,7 @@ async def test_what_is_booked_but_not_used_yet_hides_no_foreign_use(site: Site, 
     async with crew(site.url, tmp_path, **AVOID) as daemons:
         await daemons.start()
         ids = await site.instances(await small(site))
-        [row] = await site.refused(ids, patience=within(5))
+        [row] = await site.refused(ids, timeout=within(5))
         assert "does not own" in row["state_message"]
 
 
@@ -106,7 +106,7 @@ async def test_where_all_cards_are_foreign_full_the_reason_says_so(site: Site, t
     async with crew(site.url, tmp_path, **AVOID) as daemons:
         await daemons.start()
         ids = await site.instances(model)
-        [row] = await site.refused(ids, patience=within(5))
+        [row] = await site.refused(ids, timeout=within(5))
         assert row["state"] == "PENDING"
         assert "processes that the scheduler does not own hold" in row["state_message"]
         assert "8 GPUs" in row["state_message"]
@@ -115,7 +115,7 @@ async def test_where_all_cards_are_foreign_full_the_reason_says_so(site: Site, t
         # Nobody is told of a sample; it is seen all the same, and what waits is tried again without being
         # rewritten before.
         await sample(site, {5: 0.8})
-        rows = await site.placed(ids, patience=within(10))
+        rows = await site.placed(ids, timeout=within(10))
         assert [card(r) for r in rows] == [5]
         assert rows[0]["attempts"] == 2
 
@@ -129,7 +129,7 @@ async def test_no_policy_or_an_old_sample_counts_nothing(
     model = await site.model(need=60)
     async with crew(site.url, tmp_path, **settings) as daemons:
         await daemons.start()
-        rows = await site.placed(await site.instances(model), patience=within(5))
+        rows = await site.placed(await site.instances(model), timeout=within(5))
         assert card(rows[0]) == 0
 
 
@@ -139,4 +139,4 @@ async def test_a_sample_without_its_time_is_not_trusted(site: Site, tmp_path: Pa
     model = await site.model(need=60)
     async with crew(site.url, tmp_path, **AVOID) as daemons:
         await daemons.start()
-        await site.placed(await site.instances(model), patience=within(5))
+        await site.placed(await site.instances(model), timeout=within(5))

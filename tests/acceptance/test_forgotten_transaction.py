@@ -27,9 +27,9 @@ async def test_a_strategy_that_ranks_strictly_goes_on_to_the_next_place(
         async with forgetful.sql.transaction():
             card = await forgetful.sql.fetchval("SELECT min(id) FROM gpu_devices")
             await forgetful.sql.execute("UPDATE gpu_devices SET name = 'mine' WHERE id = $1", card)
-            (row,) = await site.placed(await site.instances(model), patience=within(10))
+            (row,) = await site.placed(await site.instances(model), timeout=within(10))
             assert row["gpu_indexes"] == [1]
-        (row,) = await site.placed(await site.instances(model), patience=within(5))
+        (row,) = await site.placed(await site.instances(model), timeout=within(5))
         assert row["gpu_indexes"] == [0]
     assert await record.broken() == []
 
@@ -51,9 +51,9 @@ async def test_all_cards_but_the_locked_one_are_filled_and_that_one_when_it_is_l
             await forgetful.sql.execute("UPDATE gpu_devices SET name = 'mine' WHERE id = $1", card)
             ids = await site.instances(model, 24)
             await site.until(
-                "SELECT count(*) = 23 FROM model_instances WHERE worker_id IS NOT NULL", patience=within(10)
+                "SELECT count(*) = 23 FROM model_instances WHERE worker_id IS NOT NULL", timeout=within(10)
             )
             assert (await site.row("gpu_devices", card))["vram_allocated"] == 0
-        await site.placed(ids, patience=within(5))
+        await site.placed(ids, timeout=within(5))
     assert await record.broken() == []
     assert await record.count("ERROR") == 0

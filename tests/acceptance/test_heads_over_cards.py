@@ -40,7 +40,7 @@ async def test_four_cards_where_three_would_hold_the_bytes(
         ids += await site.instances(await model_of(site, tmp_path, heads, vocabulary, kv))
     async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons, watching(site.url):
         await daemons.start()
-        for row in await site.placed(ids, patience=within(5)):
+        for row in await site.placed(ids, timeout=within(5)):
             assert sorted(row["gpu_indexes"]) == [0, 1, 2, 3]
             assert row["computed_resource_claim"]["vram"] == {str(n): SHARE for n in range(4)}
     assert await record.broken() == []
@@ -58,13 +58,13 @@ async def test_what_no_number_of_cards_can_split_waits_and_says_what_it_is(
         ):
             for flags in ([], ["--tensor-parallel-size=4"]):
                 model = await model_of(site, tmp_path, heads, vocabulary, backend_parameters=flags)
-                (row,) = await site.refused(await site.instances(model), patience=within(5))
+                (row,) = await site.refused(await site.instances(model), timeout=within(5))
                 assert f"{named} cannot be split evenly over 4 GPUs" in row["state_message"]
                 if flags:
                     assert "--tensor-parallel-size 4" in row["state_message"]
                 await site.delete("models", model)
         # the same vocabulary splits over two: enough where the share of each is larger
         model = await model_of(site, tmp_path, 64, 151_674, env={"GPUSTACK_MODEL_VRAM_CLAIM": str(140 * GIB)})
-        (row,) = await site.placed(await site.instances(model), patience=within(5))
+        (row,) = await site.placed(await site.instances(model), timeout=within(5))
         assert len(row["gpu_indexes"]) == 2
     assert await record.broken() == []

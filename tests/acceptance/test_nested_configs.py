@@ -59,12 +59,12 @@ async def towers_that_split(site: Site, folder: Path) -> None:
     path = shapes.written(folder / "even", shapes.repository(nested, WEIGHTS))
     columns = {"source": "local_path", "local_path": str(path)}
     model = await site.model(cards=4, **columns)
-    (row,) = await site.refused(await site.instances(model), patience=within(5))
+    (row,) = await site.refused(await site.instances(model), timeout=within(5))
     assert "--tensor-parallel-size 4: 26 vision heads" in row["state_message"]
     await site.worker(W("one-more", 512, "4x80", "2/1"))
     flags = ["--tensor-parallel-size=4", "--mm-encoder-tp-mode=data"]
     await site.update("models", model, backend_parameters=flags)
-    (row,) = await site.placed([row["id"]], patience=within(5))
+    (row,) = await site.placed([row["id"]], timeout=within(5))
     assert row["worker_name"] == "one-more"
 
 
@@ -84,7 +84,7 @@ async def test_a_78b_model_is_split_over_the_four_cards_that_it_asks_for(
         waiting[(await site.instances(model))[0]] = name
     async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons, watching(site.url):
         (daemon,) = await daemons.start()
-        for row in await site.placed(waiting, patience=within(5)):
+        for row in await site.placed(waiting, timeout=within(5)):
             claim = row["computed_resource_claim"]
             assert sorted(row["gpu_indexes"]) == [0, 1, 2, 3]
             assert len(set(claim["vram"].values())) == 1
@@ -93,6 +93,6 @@ async def test_a_78b_model_is_split_over_the_four_cards_that_it_asks_for(
                 assert claim["vram_utilization"] == 0.9
         if backend == "vLLM":
             await towers_that_split(site, tmp_path)
-        noted = await daemon.said("model.noted", model="depth alone")
+        noted = await daemon.logged("model.noted", model="depth alone")
         assert "no vision heads" in noted["reason"]
     assert await record.broken() == []

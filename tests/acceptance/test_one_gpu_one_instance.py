@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import pytest
 
 from tests.acceptance.daemons import crew, within
 from tests.acceptance.machines import Site, W
 from tests.acceptance.record import Record, watching
+from tests.waiting import elapse
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ async def four_at_once(site: Site, model: int, chance: random.Random, together: 
     ids = []
     for _ in range(4):
         ids += await site.instances(model)
-        await anyio.sleep(chance.uniform(0, 0.05))
+        await elapse(chance.uniform(0, 0.05), "between two users")
     return ids
 
 
@@ -39,13 +39,13 @@ async def each_on_a_gpu_of_its_own(site: Site, record: Record, folder: Path, rou
         await daemons.start(3)
         for n in range(rounds):
             ids = await four_at_once(site, model, chance, together=n % 2 == 0)
-            rows = await site.placed(ids, patience=within(5))
+            rows = await site.placed(ids, timeout=within(5))
             assert {r["worker_name"] for r in rows} == {w.name for w in FLEET}
             assert all(r["gpu_indexes"] == [0] for r in rows)
             await site.delete("model_instances", *ids)
         assert await record.broken() == []
         assert await record.count("ERROR") == 0
-        return daemons.count("placement.conflict")
+    return daemons.tally()["placement.conflict"]
 
 
 async def test_four_instances_inserted_at_once_take_four_gpus_round_after_round(
@@ -71,15 +71,15 @@ async def test_a_fifth_replica_waits_with_the_shortfall_and_takes_the_first_gpu_
         await daemons.start(3)
         ids = await site.instances(model, 5)
         await site.until(
-            "SELECT count(*) = 4 FROM model_instances WHERE state = 'SCHEDULED'", patience=within(5)
+            "SELECT count(*) = 4 FROM model_instances WHERE state = 'SCHEDULED'", timeout=within(5)
         )
         (left,) = {r["id"] for r in await site.rows(ids) if r["worker_id"] is None}
-        (row,) = await site.refused([left], patience=within(5))
+        (row,) = await site.refused([left], timeout=within(5))
         assert "GPU memory" in row["state_message"]
         assert any(r["code"] == "fit.one_gpu" for r in row["reasons"])
         freed = next(r for r in await site.rows(ids) if r["worker_id"] is not None)
         await site.delete("model_instances", freed["id"])
-        (row,) = await site.placed([left], patience=within(1))
+        (row,) = await site.placed([left], timeout=within(1))
         assert row["worker_name"] == freed["worker_name"]
     assert await record.broken() == []
     assert await record.count("ERROR") == 0
@@ -93,7 +93,7 @@ async def test_an_instance_that_lost_its_worker_and_a_rival_never_share_the_gpu_
     async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons, watching(site.url):
         await daemons.start(3)
         ids = await site.instances(model, 3)
-        rows = await site.placed(ids, patience=within(5))
+        rows = await site.placed(ids, timeout=within(5))
         for n in range(8):
             lost = rows[n % 3]
             async with site.sql.transaction():  # one free GPU, two that want it in the same tick
@@ -105,7 +105,7 @@ async def test_an_instance_that_lost_its_worker_and_a_rival_never_share_the_gpu_
                 " FROM model_instances WHERE id IN ($1, $2)",
                 lost["id"],
                 rival,
-                patience=within(5),
+                timeout=within(5),
             )
             loser = next(r for r in await site.rows([lost["id"], rival]) if r["state"] == "PENDING")
             await site.delete("model_instances", loser["id"])
@@ -113,6 +113,6 @@ async def test_an_instance_that_lost_its_worker_and_a_rival_never_share_the_gpu_
             kept = [r["id"] for r in rows if r["id"] != lost["id"]] + [
                 lost["id"] if loser["id"] == rival else rival
             ]
-            rows = await site.placed(kept, patience=within(5))
+            rows = await site.placed(kept, timeout=within(5))
             assert len({r["worker_id"] for r in rows}) == 3
     assert await record.broken() == []

@@ -67,15 +67,15 @@ async def test_a_72b_model_takes_as_many_cards_as_its_bytes_need_whatever_packs_
             assert 39.1 * GIB < found.claim_vram < 60 * GIB
     async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons, watching(site.url):
         (daemon,) = await daemons.start()
-        for row in await site.placed(waiting, patience=within(5)):
+        for row in await site.placed(waiting, timeout=within(5)):
             _, cards = MODELS[waiting[row["id"]]]
             claim = row["computed_resource_claim"]
             assert len(set(row["gpu_indexes"])) == len(row["gpu_indexes"]) == cards, waiting[row["id"]]
             assert claim["vram"] == {str(n): SHARE for n in row["gpu_indexes"]}
             assert claim["vram_utilization"] == 0.9
         # what is left of the booking holds no longest sequence: 80 GiB for the first, 10 for the others
-        await daemon.said("placement.tight", times=3)
-        told = {line["model"]: line["reason"] for line in daemon.told("placement.tight")}
+        assert await daemon.stop() == 0
+        told = {line["model"]: line["reason"] for line in daemon.whole("placement.tight")}
         assert told.keys() == {"as reported", "fp8", "bf16"}
         assert "80.00 GiB of cache" in told["as reported"]
     assert await record.broken() == []

@@ -28,19 +28,19 @@ async def three_replicas_on_six_cards(site: Site, record: Record, folder: Path, 
                     gpu_selector={"gpu_ids": PICKED, "gpus_per_replica": 2},
                 )
                 ids = await site.instances(model, 3)
-            rows = await site.placed(ids, patience=within(5))
+            rows = await site.placed(ids, timeout=within(5))
             taken = sorted(tuple(sorted(r["gpu_indexes"])) for r in rows)
             assert taken == [(0, 1), (2, 3), (4, 5)]
             async with site.sql.transaction():
                 await site.update("models", model, replicas=4)
                 (fourth,) = await site.instances(model)
-            (row,) = await site.refused([fourth], patience=within(5))
+            (row,) = await site.refused([fourth], timeout=within(5))
             assert "the selected GPUs are in use" in row["state_message"]
             # and the first to go makes room for it, on its own two cards
             async with site.sql.transaction():
                 await site.update("models", model, replicas=3)
                 await site.delete("model_instances", ids[1])
-            (row,) = await site.placed([fourth], patience=within(1))
+            (row,) = await site.placed([fourth], timeout=within(1))
             assert row["gpu_indexes"] == rows[1]["gpu_indexes"]
             await site.delete("models", model)
         assert await record.broken() == []
@@ -68,12 +68,12 @@ async def test_fewer_picked_cards_than_replicas_are_refused_with_both_numbers(
         async with site.sql.transaction():
             model = await site.model(need=20, replicas=4, gpu_selector=picked)
             ids = await site.instances(model, 4)
-        for row in await site.refused(ids, patience=within(5)):
+        for row in await site.refused(ids, timeout=within(5)):
             assert "3 GPUs are selected for 4 replicas" in row["state_message"]
         async with site.sql.transaction():
             await site.update("models", model, replicas=3)
             await site.delete("model_instances", ids.pop())
-        rows = await site.placed(ids, patience=within(5))
+        rows = await site.placed(ids, timeout=within(5))
         assert sorted(r["gpu_indexes"] for r in rows) == [[0], [1], [2]]
         await site.until("SELECT gpu_selector ->> 'gpus_per_replica' = '1' FROM models WHERE id = $1", model)
     assert await record.broken() == []

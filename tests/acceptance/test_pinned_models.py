@@ -26,17 +26,17 @@ async def test_a_model_pinned_to_a_worker_that_is_not_ready_waits_for_it_and_goe
             await site.update("workers", w1, state=state)
             model = await site.model(need=8, cpu_offloading=True, gpu_selector={"gpu_ids": ["w1:cuda:0"]})
             (waiting,) = await site.instances(model)
-            (row,) = await site.refused([waiting], patience=within(5))
+            (row,) = await site.refused([waiting], timeout=within(5))
             assert f"worker w1 is {state}" in row["state_message"]
             assert not any(word in row["state_message"] for word in MEMORY)
             assert {"worker": "w1", "state": state}.items() <= row["reasons"][0]["params"].items()
             await site.update("workers", w1, state="READY")
-            (row,) = await site.placed([waiting], patience=within(5))
+            (row,) = await site.placed([waiting], timeout=within(5))
             assert (row["worker_name"], row["gpu_indexes"]) == ("w1", [0])
             await site.delete("models", model)
         # a worker that nobody knows is named as well
         model = await site.model(need=8, gpu_selector={"gpu_ids": ["w9:cuda:0"]})
-        (row,) = await site.refused(await site.instances(model), patience=within(5))
+        (row,) = await site.refused(await site.instances(model), timeout=within(5))
         assert "w9:cuda:0" in row["state_message"]
         assert not any(word in row["state_message"] for word in MEMORY)
     assert await record.broken() == []
@@ -54,12 +54,12 @@ async def test_cards_picked_on_two_workers_wait_for_the_one_that_is_not_ready(
         picked = {"gpu_ids": ["w1:cuda:0", "w3:cuda:0"]}
         model = await site.model(need=30, distributed_inference_across_workers=True, gpu_selector=picked)
         (waiting,) = await site.instances(model)
-        (row,) = await site.refused([waiting], patience=within(5))
+        (row,) = await site.refused([waiting], timeout=within(5))
         assert "worker w3 is NOT_READY" in row["state_message"]
         assert not any(word in row["state_message"] for word in MEMORY)
         assert await site.sql.fetchval("SELECT count(*) FROM instance_claims") == 0
         await site.update("workers", w3, state="READY")
-        (row,) = await site.placed([waiting], patience=within(5))
+        (row,) = await site.placed([waiting], timeout=within(5))
         (sub,) = row["distributed_servers"]["subordinate_workers"]
         assert {row["worker_id"], sub["worker_id"]} == {w1, w3}
         assert row["gpu_indexes"] == sub["gpu_indexes"] == [0]

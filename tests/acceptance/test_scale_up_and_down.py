@@ -26,7 +26,7 @@ async def settled(site: Site, model: int, number: int, placed: int | None = None
         model,
         number,
         number if placed is None else placed,
-        patience=within(5),
+        timeout=within(5),
     )
     rows = await site.sql.fetch("SELECT * FROM model_instances WHERE model_id = $1 ORDER BY id", model)
     return [dict(r) for r in rows]
@@ -106,13 +106,14 @@ async def test_scale_down_takes_what_has_no_worker_then_what_does_not_tell_and_l
         await site.update("models", model, replicas=1)
         (left,) = await settled(site, model, 1)
         assert left["id"] == ids[0]
-        (said,) = [line for d in daemons for line in d.told("replicas.synced")]
-        assert (said["deleted"], said["replicas"]) == (3, 1)
         await site.update("models", model, replicas=3)
         assert len(await settled(site, model, 3)) == 3
         for number, gone in ((2, 1), (1, 2)):
             await site.update("models", model, replicas=number)
             assert len(await settled(site, model, number)) == 3 - gone
+        await daemons.stop()
+    synced = daemons.whole("replicas.synced", replicas=1, before=4)
+    assert [line["deleted"] for line in synced] == [3]
     moves = await site.sql.fetch(
         "SELECT instance_id FROM recorder.moves WHERE became IS NULL AND instance_id = ANY ($1)", ids
     )

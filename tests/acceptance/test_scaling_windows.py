@@ -43,7 +43,7 @@ async def number(site: Site, model: int, wanted: int, seconds: float = 2) -> Non
         " AND (SELECT count(*) FROM model_instances WHERE model_id = m.id) = $2 FROM models m WHERE id = $1",
         model,
         wanted,
-        patience=within(seconds),
+        timeout=within(seconds),
     )
 
 
@@ -69,7 +69,7 @@ async def test_windows_open_and_close_by_the_calendar_and_hold_against_other_han
         # what cannot be kept is said once, and the number that is there holds
         await site.update("models", model, scaling_schedule=planned({**ALWAYS, "start_cron": "0 0 30 2 *"}))
         for daemon in daemons:
-            said = await daemon.said("row.bad")
+            said = await daemon.logged("row.bad")
             assert "scaling_schedule.rules[0].start_cron" in said["reason"]
         await site.update("models", model, replicas=3)
         await number(site, model, 3)

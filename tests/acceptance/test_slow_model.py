@@ -52,7 +52,7 @@ def hub_with(*slow: str) -> Hub:
 
 async def waits(site: Site, record: Record, ids: list[int]) -> float:
     """Until all are placed; the longest time from insert to place, as the database's clock has it."""
-    await site.placed(ids, patience=within(1))
+    await site.placed(ids, timeout=within(1))
     for id_ in ids:
         assert await record.states(id_) == ["PENDING", "ANALYZING", "SCHEDULED"]
     longest: float = await site.sql.fetchval(
@@ -90,6 +90,6 @@ async def test_fifty_known_models_are_placed_while_the_hub_keeps_others_waiting(
             assert not [path for path in hub.requests - asked if "known" in path]
             assert {r["state"] for r in await site.rows(late)} <= {"PENDING", "ANALYZING"}
             answer.set()
-            await site.placed(late, patience=within(5))
+            await site.placed(late, timeout=within(5))
     assert await record.broken() == []
     assert await record.count("ERROR") == 0

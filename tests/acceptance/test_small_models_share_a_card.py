@@ -46,12 +46,12 @@ async def test_three_embedding_models_share_one_card_of_16_gib(
                 backend_parameters=None,
             )
             ids += await site.instances(model)
-        for found in await site.placed(ids, patience=within(5)):
+        for found in await site.placed(ids, timeout=within(5)):
             assert found["gpu_indexes"] == [0]
             assert found["computed_resource_claim"]["vram"] == {"0": claim}
         # what nobody said is found out: the architecture says what kind of model it is
         silent = await site.model(source="local_path", local_path=str(folder), categories=None, backend=None)
-        (found,) = await site.placed(await site.instances(silent), patience=within(5))
+        (found,) = await site.placed(await site.instances(silent), timeout=within(5))
         assert found["computed_resource_claim"]["vram"] == {"0": claim}
         told = "SELECT categories ->> 0 FROM models WHERE id = $1"
         assert await site.until(told, silent) == "embedding"
@@ -67,7 +67,7 @@ async def test_a_size_that_cannot_be_found_out_is_unknown_and_never_nothing(
     async with crew(site.url, tmp_path / "logs", **SETTINGS) as daemons, watching(site.url):
         await daemons.start()
         model = await site.model(source="local_path", local_path=str(folder), categories=["embedding"])
-        (row,) = await site.refused(await site.instances(model), patience=within(5))
+        (row,) = await site.refused(await site.instances(model), timeout=within(5))
         assert "no weight files" in row["state_message"]
         assert str(folder) in row["state_message"]
         assert await site.sql.fetchval("SELECT count(*) FROM instance_claims") == 0

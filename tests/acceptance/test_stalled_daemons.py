@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from tests.acceptance.agents import Agents, agents
-from tests.acceptance.daemons import Crew, crew, within
+from tests.acceptance.daemons import Crew, Daemon, Line, crew, within
 from tests.acceptance.machines import Site, W
 from tests.acceptance.record import Record, watching
 from tests.integration.world import connected
+from tests.waiting import elapse
 
 pytestmark = pytest.mark.anyio
 
@@ -61,42 +62,45 @@ class Scene:
         self.daemons = daemons
         self.workers = workers
         self.factor = factor
+        self.evicted = 0
 
     async def places(self) -> list[tuple[Any, ...]]:
         return [tuple(r) for r in await self.site.sql.fetch(PLACES)]
 
-    async def halted(self, what: str) -> None:
-        """Wait until every daemon says that it evicts nothing."""
+    async def halted(self, why: str, since: Mapping[Daemon, Line | None]) -> None:
+        """Wait until every daemon has said that it evicts nothing, and why."""
         for daemon in self.daemons:
-            with anyio.fail_after(within(60 * max(self.factor, 0.2))):
-                while not (await daemon.metrics())[f'gpustackd_evictions_halted{{reason="{what}"}}']:
-                    await anyio.sleep(0.05)
+            await daemon.logged(
+                "eviction.halted", reason=re.compile(why), after=since[daemon],
+                timeout=within(60 + RESCHEDULE * self.factor),
+            )  # fmt: skip
 
     async def believed(self) -> None:
         """Wait until the daemons have watched for so long that they would evict."""
         for daemon in self.daemons:
-            with anyio.fail_after(within(60 + RESCHEDULE * self.factor)):
-                while (await daemon.metrics())['gpustackd_evictions_halted{reason="own_outage"}']:
-                    await anyio.sleep(0.05)
+            await daemon.metric(
+                'gpustackd_evictions_halted{reason="own_outage"}', 0, within(60 + RESCHEDULE * self.factor)
+            )
+
+    def now(self) -> dict[Daemon, Line | None]:
+        """Where each log stands."""
+        return {daemon: daemon.latest() for daemon in self.daemons}
 
     async def for_longer_than(self, seconds: float) -> None:
-        await anyio.sleep(1.4 * seconds * self.factor)
+        await elapse(1.4 * seconds * self.factor, "longer than the span")
 
 
 async def all_at_once(scene: Scene) -> None:
     """(a) All heartbeats are ten minutes old in one UPDATE, and none follows."""
-    before, up = await scene.places(), set(scene.workers.up)
+    before, up, now = await scene.places(), set(scene.workers.up), scene.now()
     scene.workers.up.clear()
     await scene.site.sql.execute("UPDATE workers SET heartbeat_at = clock_timestamp() - interval '10 min'")
-    await scene.halted("mass_loss")
+    await scene.halted("are down at once", now)
     await scene.for_longer_than(RESCHEDULE)
     assert await scene.places() == before
-    assert any(
-        "are down at once" in line["reason"] for d in scene.daemons for line in d.told("eviction.halted")
-    )
     scene.workers.up |= up
     await scene.site.until(
-        "SELECT bool_and(state = 'READY') FROM workers", patience=within(30 + INTERVAL * scene.factor)
+        "SELECT bool_and(state = 'READY') FROM workers", timeout=within(30 + INTERVAL * scene.factor)
     )
     assert await scene.places() == before
 
@@ -108,9 +112,10 @@ async def stopped(scene: Scene) -> None:
         daemon.signal(signal.SIGSTOP)
     scene.workers.up -= set(up[:2])  # too few to be a mass loss
     await scene.for_longer_than(RESCHEDULE)
+    asleep = scene.now()
     for daemon in scene.daemons:
         daemon.signal(signal.SIGCONT)
-    await scene.halted("own_outage")
+    await scene.halted("watched for only", asleep)
     scene.workers.up |= set(up)
     await scene.believed()
     assert {(i, w, e) for i, w, e, _ in await scene.places()} == {(i, w, e) for i, w, e, _ in before}
@@ -123,7 +128,7 @@ async def locked(scene: Scene) -> None:
     try:
         async with sql.transaction():
             await sql.execute("LOCK TABLE workers IN ACCESS EXCLUSIVE MODE")
-            await anyio.sleep(0.8 * RESCHEDULE * scene.factor)
+            await elapse(0.8 * RESCHEDULE * scene.factor, "most of the reschedule grace")
     finally:
         sql.terminate()
     await scene.believed()
@@ -137,25 +142,25 @@ async def one_is_lost(scene: Scene) -> None:
     lost = await site.sql.fetchval("SELECT worker_id FROM model_instances ORDER BY id LIMIT 1")
     gone = {i for i, (w, _) in before.items() if w == lost}
     scene.workers.up.discard(lost)
-    patience = within(30 + RESCHEDULE * scene.factor)
-    await site.until("SELECT state = 'NOT_READY' FROM workers WHERE id = $1", lost, patience=patience)
+    timeout = within(30 + RESCHEDULE * scene.factor)
+    await site.until("SELECT state = 'NOT_READY' FROM workers WHERE id = $1", lost, timeout=timeout)
     await site.until(
         "SELECT bool_and(state = 'RUNNING' AND worker_id <> $2) FROM model_instances"
         " WHERE id = ANY ($1::bigint[])",
         sorted(gone),
         lost,
-        patience=patience,
+        timeout=timeout,
     )
     after = {i: (w, e) for i, w, e, _ in await scene.places()}
     assert {i for i in before if after[i] != before[i]} == gone
     # out of its place (one epoch), into the next (another)
     assert {after[i][1] - before[i][1] for i in gone} == {2}
-    assert scene.daemons.count("instance.evicted") == len(gone)
+    scene.evicted += len(gone)
     scene.workers.up.add(lost)
     await site.until(
         "SELECT state = 'READY' FROM workers WHERE id = $1",
         lost,
-        patience=within(30 + INTERVAL * scene.factor),
+        timeout=within(30 + INTERVAL * scene.factor),
     )
     assert {i: (w, e) for i, w, e, _ in await scene.places()} == after
 
@@ -176,6 +181,8 @@ async def the_report(site: Site, record: Record, folder: Path, factor: float) ->
         await scene.believed()
         for part in (all_at_once, stopped, locked, one_is_lost):
             await part(scene)
+        await daemons.stop()
+    assert daemons.tally()["instance.evicted"] == scene.evicted
     assert await record.broken() == []
 
 

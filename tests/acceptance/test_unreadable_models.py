@@ -13,10 +13,13 @@ from tests.acceptance.daemons import Daemon, crew, within
 from tests.acceptance.machines import CONFIG, GIB, Site, W, model_directory
 from tests.acceptance.record import Record, watching
 from tests.acceptance.wire import black_hole
+from tests.waiting import elapse
 
 pytestmark = pytest.mark.anyio
 
 MIB = 2**20
+HELD_UP = 10.0
+"""Seconds for an answer of a daemon that nothing holds up; a hub that is tried again held one up for 15."""
 LOCAL = ("missing", "json", "layers", "header", "fifo")
 
 
@@ -42,8 +45,8 @@ def bad_directory(folder: Path, kind: str) -> Path:
 async def keeps_answering(daemon: Daemon, answers: list[int]) -> None:
     """Ask `/healthz` ten times a second for ever."""
     while True:
-        answers.append((await daemon.get("/healthz", patience=within(0.2)))[0])
-        await anyio.sleep(0.1)
+        answers.append((await daemon.get("/healthz", timeout=HELD_UP))[0])
+        await elapse(0.1, "between two questions")
 
 
 async def test_ten_bad_models_end_with_reasons_and_ten_good_ones_are_placed_at_once(
@@ -73,10 +76,10 @@ async def test_ten_bad_models_end_with_reasons_and_ten_good_ones_are_placed_at_o
                     model = await site.model(source="huggingface", huggingface_repo_id=kind, name=kind)
                 bad[(await site.instances(model))[0]] = kind
                 good += await site.instances(await site.model(need=14))
-            await site.placed(good, patience=within(5))
+            await site.placed(good, timeout=within(5))
             for id_ in good:
                 assert await record.states(id_) == ["PENDING", "ANALYZING", "SCHEDULED"]
-            rows = {bad[r["id"]]: r for r in await site.refused(bad, patience=60)}
+            rows = {bad[r["id"]]: r for r in await site.refused(bad, timeout=60)}
             for kind, row in rows.items():
                 assert kind in row["state_message"], row["state_message"]
                 assert row["reasons"]
@@ -92,7 +95,7 @@ async def test_ten_bad_models_end_with_reasons_and_ten_good_ones_are_placed_at_o
             await site.until("SELECT attempts >= 2 FROM model_instances WHERE id = $1", again)
             model_directory(tmp_path / "bad1", need=14)
             await site.update("models", rows["missing"]["model_id"], env={"EDITED": "1"})
-            await site.placed([again], patience=within(5))
+            await site.placed([again], timeout=within(5))
             assert daemon.bytes_read() - read < 32 * MIB
             assert answers.count(200) == len(answers) >= 10
             asking.cancel_scope.cancel()

@@ -15,6 +15,7 @@ from gpustackd.store.postgres.revision import HEAD
 from tests.acceptance.daemons import clean_environment, command, crew, gpustackd, within
 from tests.acceptance.machines import Site, W, site_on
 from tests.schema import difference
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,7 @@ async def test_three_daemons_that_migrate_an_empty_database_at_once_all_work(
             assert await site.sql.fetch("SELECT version_num FROM alembic_version") == [(HEAD,)]
             await site.worker(W("w1", 64, "3x24"))
             ids = await site.instances(await site.model(need=14), 3)
-            await site.placed(ids, patience=within(5))
+            await site.placed(ids, timeout=within(5))
             await site.clean()
         assert len(list(daemons)) == 3
     assert await on_connection(empty_database, difference) == []
@@ -88,8 +89,11 @@ async def test_others_wait_while_one_migrates_and_then_find_it_done(
         first = await daemons.launch("--migrate")
         await waiting_for_the_lock(paused)
         second = await daemons.launch("--migrate")
-        await until(paused, "SELECT count(*) >= 2 FROM pg_stat_activity WHERE application_name LIKE"
-                            " 'gpustackd migrate lock' AND datname = current_database()")  # fmt: skip
+        both = (
+            "SELECT count(*) >= 2 FROM pg_stat_activity WHERE application_name LIKE"
+            " 'gpustackd migrate lock' AND datname = current_database()"
+        )
+        await until(lambda: paused.fetchval(both), "a second migration waits for the first")
         assert first.running
         assert second.running
         await paused.execute("SELECT pg_advisory_unlock(4711)")
@@ -99,17 +103,11 @@ async def test_others_wait_while_one_migrates_and_then_find_it_done(
 
 
 async def waiting_for_the_lock(connection: Any) -> None:
-    await until(
-        connection,
+    question = (
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'gpustackd migrate'"
-        " AND wait_event = 'advisory' AND datname = current_database())",
+        " AND wait_event = 'advisory' AND datname = current_database())"
     )
-
-
-async def until(connection: Any, question: str) -> None:
-    with anyio.fail_after(60):
-        while not await connection.fetchval(question):
-            await anyio.sleep(0.02)
+    await until(lambda: connection.fetchval(question), "a migration waits in its middle")
 
 
 @pytest.mark.parametrize(
@@ -145,15 +143,13 @@ async def test_a_running_daemon_stops_writing_when_the_schema_moves_on_without_i
     model = await site.model(need=14)
     async with crew(site.url, tmp_path / "logs", **SLOW) as daemons:
         (daemon,) = await daemons.start()
-        await site.placed(await site.instances(model), patience=within(5))
+        await site.placed(await site.instances(model), timeout=within(5))
         await site.sql.execute("UPDATE alembic_version SET version_num = '9999'")
-        lost = await daemon.said("database.lost")
+        lost = await daemon.logged("database.lost")
         assert f"schema is newer (9999) than this build ({HEAD})" in lost["reason"]
-        status, told = await daemon.readiness()
-        assert status == 503
-        assert "9999" in told["database"]
+        assert "9999" in (await daemon.readiness(503))["database"]
         (later,) = await site.instances(model)
         assert (await site.row("model_instances", later))["state"] == "PENDING"
         await site.sql.execute(f"UPDATE alembic_version SET version_num = '{HEAD}'")
-        await daemon.said("database.back")
-        await site.placed([later], patience=within(5))
+        await daemon.logged("database.back")
+        await site.placed([later], timeout=within(5))

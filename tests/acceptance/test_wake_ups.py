@@ -41,20 +41,20 @@ async def test_every_kind_of_cure_wakes_the_instance_that_waits_for_it(
     (waiting,) = {first, second} - {holder["id"]}
 
     await site.delete("model_instances", holder["id"])  # capacity given back
-    await site.placed([waiting], patience=within(1))
+    await site.placed([waiting], timeout=within(1))
 
     (waiting,) = await site.instances(model)
     await site.refused([waiting])
     await site.worker(W("w2", 64, "1x24"), state="NOT_READY")
     other = await site.sql.fetchval("SELECT id FROM workers WHERE name = 'w2'")
     await site.update("workers", other, state="READY")  # a worker becomes READY
-    (row,) = await site.placed([waiting], patience=within(1))
+    (row,) = await site.placed([waiting], timeout=within(1))
     assert row["worker_name"] == "w2"
 
     (waiting,) = await site.instances(model)
     await site.refused([waiting])
     await site.insert("gpu_devices", worker_id=other, index=1, type="cuda", vram_total=24 * GIB)  # a GPU more
-    (row,) = await site.placed([waiting], patience=within(1))
+    (row,) = await site.placed([waiting], timeout=within(1))
     assert row["gpu_indexes"] == [1]
 
     (waiting,) = await site.instances(model)
@@ -63,7 +63,7 @@ async def test_every_kind_of_cure_wakes_the_instance_that_waits_for_it(
     card = await site.sql.fetchval("SELECT max(id) FROM gpu_devices")
     await site.update("gpu_devices", card, vram_total=24 * GIB)
     await site.update("gpu_devices", card, schedulable=True)  # a GPU is opened
-    (row,) = await site.placed([waiting], patience=within(1))
+    (row,) = await site.placed([waiting], timeout=within(1))
     assert row["gpu_indexes"] == [2]
 
     picky = await site.model(need=14, worker_selector={"zone": "a"})
@@ -72,7 +72,7 @@ async def test_every_kind_of_cure_wakes_the_instance_that_waits_for_it(
     third = await site.worker(W("w3", 64, "1x24"))
     await site.settled()
     await site.update("workers", third, labels={"zone": "a"})  # labels that fit
-    await site.placed([waiting], patience=within(1))
+    await site.placed([waiting], timeout=within(1))
 
     large = await site.model(need=60)
     (waiting,) = await site.instances(large)
@@ -82,7 +82,7 @@ async def test_every_kind_of_cure_wakes_the_instance_that_waits_for_it(
     await site.update(
         "models", large, env={"GPUSTACK_MODEL_VRAM_CLAIM": str(14 * GIB)}
     )  # the model is edited
-    (row,) = await site.placed([waiting], patience=within(1))
+    (row,) = await site.placed([waiting], timeout=within(1))
     assert row["worker_name"] == "w4"
     assert await record.count("ERROR") == 0
 
@@ -106,7 +106,7 @@ async def test_a_file_that_becomes_ready_wakes_the_instance_that_misses_it(
         state="DOWNLOADING",
     )
     await site.sql.execute("UPDATE model_files SET state = 'READY'")
-    await site.placed([waiting], patience=within(1))
+    await site.placed([waiting], timeout=within(1))
 
 
 async def test_capacity_is_taken_up_though_the_daemon_that_parked_the_instance_was_killed(
@@ -126,7 +126,7 @@ async def test_capacity_is_taken_up_though_the_daemon_that_parked_the_instance_w
     await victim.kill()
     await site.delete("model_instances", holder["id"])
     await site.until(
-        "SELECT count(*) = 1 FROM model_instances WHERE worker_id IS NOT NULL", patience=within(1)
+        "SELECT count(*) = 1 FROM model_instances WHERE worker_id IS NOT NULL", timeout=within(1)
     )
     await site.refused([r["id"] for r in await site.rows(waiting) if r["worker_id"] is None])
 
@@ -144,12 +144,12 @@ async def test_rescans_and_events_that_help_nobody_rewrite_no_waiting_row(
         await site.settled()
         before = await site.sql.fetch(written)
         moves = await site.sql.fetchval("SELECT count(*) FROM recorder.moves")
-        counts = [d.count("rescan.done") for d in both]
         # nothing that a waiting row could use: a heartbeat, a sample, a card too small, a worker left out
         await site.sql.execute("UPDATE workers SET heartbeat_at = now(), state_message = 'still here'")
         await site.sql.execute("UPDATE gpu_devices SET vram_used = 1, vram_used_at = now()")
-        for daemon, count in zip(both, counts, strict=True):
-            await daemon.until(lambda d=daemon, c=count: d.count("rescan.done") >= c + 3, "three rescans")
+        for daemon in both:
+            scans = await daemon.metric_now("gpustackd_rescans_total")
+            await daemon.metric("gpustackd_rescans_total", lambda n, before=scans: n >= before + 3)
         assert await site.sql.fetch(written) == before
         assert await site.sql.fetchval("SELECT count(*) FROM recorder.moves") == moves
     assert await record.broken() == []

@@ -76,7 +76,7 @@ async def test_a_model_goes_to_the_worker_that_has_its_path(site: Site, tmp_path
         model = await site.model(need=14)
         async with crew(site.url, tmp_path, **SETTINGS) as daemons, watching(site.url):
             await daemons.start()
-            rows = await site.placed(await site.instances(model, 2), patience=within(5))
+            rows = await site.placed(await site.instances(model, 2), timeout=within(5))
             assert {r["worker_name"] for r in rows} == {"w1"}
             assert all(len(api.asked) == 1 for api in apis)
             assert "file-exists?path=" in apis[0].asked[0]
@@ -91,13 +91,13 @@ async def test_a_path_that_no_worker_has_is_told_and_a_ready_file_cures_it(
         async with crew(site.url, tmp_path, **SETTINGS) as daemons:
             await daemons.start()
             [instance] = await site.instances(model)
-            [row] = await site.refused([instance], patience=within(5))
+            [row] = await site.refused([instance], timeout=within(5))
             assert "2 workers (w0, w1) do not have the path" in row["state_message"]
             await site.insert(
                 "model_files", worker_id=ids[1], source_index="other", state="READY", size=1,
                 resolved_path=(await site.row("models", model))["local_path"],
             )  # fmt: skip
-            [row] = await site.placed([instance], patience=within(2))
+            [row] = await site.placed([instance], timeout=within(2))
             assert row["worker_name"] == "w1"
 
 
@@ -108,7 +108,7 @@ async def test_workers_that_do_not_answer_may_share_what_is_on_this_host(site: S
         model = await site.model(need=14)
         async with crew(site.url, tmp_path, **SETTINGS) as daemons:
             await daemons.start()
-            await site.placed(await site.instances(model), patience=within(5))
+            await site.placed(await site.instances(model), timeout=within(5))
             assert apis[0].asked != []
 
 
@@ -129,10 +129,10 @@ async def test_a_host_that_is_too_old_is_told_and_an_update_of_it_cures_that(
     async with crew(site.url, tmp_path, **SETTINGS) as daemons:
         await daemons.start()
         ids = await site.instances(model)
-        [row] = await site.refused(ids, patience=within(5))
+        [row] = await site.refused(ids, timeout=within(5))
         assert "the runtime is cuda 11.8, all images need 12.8 or newer" in row["state_message"]
         await levels(site, worker, runtime_version="12.8")
-        await site.placed(ids, patience=within(2))
+        await site.placed(ids, timeout=within(2))
 
 
 async def test_a_backend_that_is_registered_cures_what_waits_for_it(site: Site, tmp_path: Path) -> None:
@@ -141,13 +141,13 @@ async def test_a_backend_that_is_registered_cures_what_waits_for_it(site: Site, 
     async with crew(site.url, tmp_path, **SETTINGS) as daemons:
         await daemons.start()
         ids = await site.instances(model)
-        [row] = await site.refused(ids, patience=within(5))
+        [row] = await site.refused(ids, timeout=within(5))
         assert "cannot run mine v2" in row["state_message"]
         backend = await site.insert(
             "inference_backends", name="mine", versions={"1": {"custom_framework": "cuda"}}
         )
         await site.update("inference_backends", backend, versions={"2.0": {"custom_framework": "cuda"}})
-        await site.placed(ids, patience=within(2))
+        await site.placed(ids, timeout=within(2))
 
 
 # -- FR-20 ---------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ async def test_six_causes_are_told_and_each_falls_silent_when_it_is_gone(site: S
     async with crew(site.url, tmp_path, **SETTINGS) as daemons:
         await daemons.start()
         [instance] = await site.instances(model)
-        [row] = await site.refused([instance], patience=within(5))
+        [row] = await site.refused([instance], timeout=within(5))
         for words in (
             *CAUSES.values(),
             "1 worker has too little free GPU memory",
@@ -224,7 +224,7 @@ async def test_six_causes_are_told_and_each_falls_silent_when_it_is_gone(site: S
             await site.until(
                 "SELECT position($2 IN state_message) = 0 AND position($3 IN state_message) > 0"
                 " FROM model_instances WHERE id = $1 AND state = 'PENDING'",
-                instance, words, f"{short} workers have too little free GPU memory", patience=within(2),
+                instance, words, f"{short} workers have too little free GPU memory", timeout=within(2),
             )  # fmt: skip
 
 
@@ -240,6 +240,6 @@ async def test_a_refusal_of_500_workers_is_short(site: Site, tmp_path: Path) -> 
     model = await site.model(need=20, distributed_inference_across_workers=False)
     async with crew(site.url, tmp_path, **SETTINGS) as daemons:
         await daemons.start()
-        [row] = await site.refused(await site.instances(model), patience=within(5))
+        [row] = await site.refused(await site.instances(model), timeout=within(5))
         assert len(row["state_message"].encode()) < 4096
         assert len(str(row["reasons"])) < 20_000

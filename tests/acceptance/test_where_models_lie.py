@@ -78,7 +78,7 @@ async def test_a_model_is_sized_alike_wherever_it_lies(site: Site, record: Recor
             await daemons.start()
             for name, columns in sources.items():
                 model = await site.model(name=name, backend="Custom", categories=None, **columns)
-                (row,) = await site.placed(await site.instances(model), patience=within(5))
+                (row,) = await site.placed(await site.instances(model), timeout=within(5))
                 (index,) = row["gpu_indexes"]
                 assert row["computed_resource_claim"]["vram"] == {str(index): CLAIM}, name
                 told = "SELECT categories ->> 0 FROM models WHERE id = $1"
@@ -90,7 +90,7 @@ async def test_a_model_is_sized_alike_wherever_it_lies(site: Site, record: Recor
             index = model_spec(await site.row("models", hub_model)).source_index
             await site.insert("model_files", worker_id=1, source_index=index, size=2 * WEIGHTS, state="READY")
             asked = hub.requests.total()
-            (row,) = await site.placed(await site.instances(hub_model), patience=within(5))
+            (row,) = await site.placed(await site.instances(hub_model), timeout=within(5))
             (vram,) = row["computed_resource_claim"]["vram"].values()
             assert vram == int(2 * WEIGHTS * 1.2) + 2 * GIB
             assert hub.requests.total() == asked
@@ -122,7 +122,7 @@ async def test_what_a_hub_refuses_is_told_and_an_edit_has_it_tried_at_once(
             assert await site.sql.fetchval("SELECT count(*) FROM instance_claims") == 0
             hub.fail.clear()  # the hub has come round; an edit has them tried at once
             await site.sql.execute("UPDATE models SET env = '{}'")
-            await site.placed([ids["busy"], ids["broken"]], patience=within(5))
+            await site.placed([ids["busy"], ids["broken"]], timeout=within(5))
     assert await record.broken() == []
 
 
@@ -138,7 +138,7 @@ async def test_a_draft_model_counts_where_that_is_preferred_and_nowhere_else(
         settings = {"lease": 60, "rescan_interval": 600, "prefer_draft_weights": prefer}
         async with crew(site.url, tmp_path / f"logs-{prefer}", **settings) as daemons:
             await daemons.start()
-            (row,) = await site.placed(await site.instances(model), patience=within(5))
+            (row,) = await site.placed(await site.instances(model), timeout=within(5))
             assert set(row["computed_resource_claim"]["vram"].values()) == {int(weights * 1.2) + 2 * GIB}
             await site.delete("model_instances", row["id"])
     assert await record.broken() == []

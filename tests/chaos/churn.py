@@ -19,6 +19,7 @@ from tests.acceptance.daemons import Crew, crew
 from tests.acceptance.machines import GIB, W, model_directory, site_on
 from tests.acceptance.record import Record, watching
 from tests.integration.world import connected
+from tests.waiting import elapse
 
 REPLICAS = 3
 WITNESS = """
@@ -188,15 +189,15 @@ class Churn:
                         f"m{chance.randint(1, plan.models)}",
                     )
                     self.outcome.changes += 1
-                await anyio.sleep(chance.uniform(0, plan.pause))
+                await elapse(chance.uniform(0, plan.pause), "between two changes")
         finally:
             sql.terminate()
 
     async def _kill(self) -> None:
         """SIGKILL to a daemon every few seconds; another one in its place."""
         while self.outcome.kills < self.plan.kills:
-            await anyio.sleep(self._chance.uniform(0.5, 1.0) * self.plan.kill_every)
-            fit = [d for d in self._daemons if d.count("rescan.done")]
+            await elapse(self._chance.uniform(0.5, 1.0) * self.plan.kill_every, "between two kills")
+            fit = [d for d in self._daemons if d.is_ready]
             if len(fit) < 2:
                 continue
             await self._chance.choice(fit).kill()
@@ -222,7 +223,7 @@ class Churn:
                         " ORDER BY i.id FOR NO KEY UPDATE OF i SKIP LOCKED))"
                     )
                     self.outcome.did[name] += int(done.rpartition(" ")[2])
-                await anyio.sleep(0.1)
+                await elapse(0.1, "between two rounds of the workers")
         finally:
             sql.terminate()
 
@@ -239,7 +240,7 @@ class Churn:
                 else:
                     await sql.execute("UPDATE workers SET state = $1 WHERE name = $2", state, f"w{n}")
                 self.outcome.did[f"workers {state}"] += 1
-                await anyio.sleep(chance.uniform(0.1, 1.0))
+                await elapse(chance.uniform(0.1, 1.0), "a machine is away")
                 if state == "gone":
                     await self._worker(sql, n)
                 else:
@@ -273,15 +274,14 @@ async def churn(plan: Plan, url: str, folder: Path) -> Outcome:
         await daemons.start(REPLICAS)
         await run.rage()
         began = time.monotonic()
-        await site.until(REST, patience=120 + plan.drain_window)
+        await site.until(REST, timeout=120 + plan.drain_window)
         run.outcome.rest = time.monotonic() - began
         # and it stays so, whoever looks: nobody does anything more
         moves = "SELECT coalesce(max(n), 0) FROM recorder.moves WHERE was IS NULL OR became IS NULL"
         before = await site.sql.fetchval(moves)
-        seen = daemons.count("rescan.done")
-        with anyio.fail_after(120):
-            while daemons.count("rescan.done") < seen + REPLICAS:
-                await anyio.sleep(0.1)
+        for daemon in daemons:
+            scans = await daemon.metric_now("gpustackd_rescans_total")
+            await daemon.metric("gpustackd_rescans_total", lambda n, before=scans: n > before, timeout=120)
         assert await site.sql.fetchval(moves) == before
         assert await site.sql.fetchval(REST), await site.story()
         breaches = [dict(r) for r in await site.sql.fetch("SELECT * FROM churn.breaches")]
@@ -290,10 +290,9 @@ async def churn(plan: Plan, url: str, folder: Path) -> Outcome:
         broken = [line for line in await record.broken() if " taken from " not in line]
         assert broken == []
         await site.clean()
-        for daemon in daemons.all:
-            run.outcome.events += daemon.events
-            for line in daemon.told("replicas.synced"):
-                for what in ("added", "deleted", "draining", "taken_back"):
-                    run.outcome.synced[what] += line.get(what, 0)
+    run.outcome.events = daemons.tally()
+    for line in daemons.whole("replicas.synced"):
+        for what in ("added", "deleted", "draining", "taken_back"):
+            run.outcome.synced[what] += line.get(what, 0)
     run.outcome.seconds = time.monotonic() - started
     return run.outcome

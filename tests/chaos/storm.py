@@ -23,6 +23,7 @@ from tests.acceptance.record import GONE, Record, Watch, watching
 from tests.chaos.users import Users, told
 from tests.integration.world import connected
 from tests.servers import Server
+from tests.waiting import LOOK, elapse, until
 
 REPLICAS = 3
 SLACK = 20.0
@@ -117,22 +118,21 @@ class Storm:
             for blow in blows:
                 await blow()
                 self.outcome.blows[blow.__name__.strip("_")] += 1
-                await anyio.sleep(self._chance.uniform(0, plan.pause))
+                await elapse(self._chance.uniform(0, plan.pause), "between two blows")
             await self._awake.wait()
         self.over = True
 
     def _fit(self) -> list[Daemon]:
         """Daemons that work: started, and not stopped."""
-        return [d for d in self._daemons if d is not self._asleep and d.count("rescan.done")]
+        return [d for d in self._daemons if d is not self._asleep and d.is_ready]
 
     async def _two_fit(self) -> list[Daemon]:
-        with anyio.fail_after(300):
-            while len(self._fit()) < 2:
-                while (
-                    len(list(self._daemons)) < REPLICAS
-                ):  # one that did not get up, as a service manager would
-                    await self._daemons.launch()
-                await anyio.sleep(0.05)
+        async def two() -> bool:
+            while len(list(self._daemons)) < REPLICAS:  # one that did not get up, as a service manager would
+                await self._daemons.launch()
+            return len(self._fit()) >= 2
+
+        await until(two, "two daemons work", timeout=300)
         return self._fit()
 
     async def _kill(self) -> None:
@@ -161,7 +161,7 @@ class Storm:
                     victim = self._chance.choice(self._fit())
                 self._asleep, self._awake = victim, anyio.Event()
                 victim.signal(signal.SIGSTOP)
-                await anyio.sleep(0.5)
+                await elapse(0.5, "longer than a commit waits for a lock")
         except GONE:  # the server went away meanwhile; the victim sleeps all the same
             pass
         finally:
@@ -184,22 +184,20 @@ class Storm:
                     found = [d for d in self._fit() if f"gpustackd {d.name}" in {r["name"] for r in names}]
                     if found:
                         return found[0]
-                    await anyio.sleep(0.01)
+                    await elapse(LOOK, "between two looks; it may never come")
         finally:
             looker.terminate()
         return None
 
     async def _wake(self, victim: Daemon) -> None:
-        await anyio.sleep(3 * self.plan.lease)
-        before = victim.count("instance.lost")
+        await elapse(3 * self.plan.lease, "three leases asleep")
+        asleep = victim.latest()
         victim.signal(signal.SIGCONT)
         # it has learnt what it missed when it has seen to the database again
         with anyio.move_on_after(self.plan.lease + SLACK):
-            seen = victim.count("rescan.done")
-            await victim.until(
-                lambda: victim.count("rescan.done") > seen, "a scan after its sleep", SLACK * 3
-            )
-        self.outcome.refused_late += victim.count("instance.lost") - before
+            seen = await victim.logged("rescan.done", after=asleep, timeout=SLACK * 3)
+            lost = victim.before(seen, "instance.lost")
+            self.outcome.refused_late += sum(asleep is None or d.number > asleep.number for d in lost)
         self._asleep = None
         self._awake.set()
 
@@ -221,7 +219,7 @@ class Storm:
         """No notification is sent for longer than a rescan takes to come; probes are still heard."""
         told = await self._sql("SELECT pg_get_functiondef('gpustackd_notify'::regproc)")
         await self._sql(MUTE)
-        await anyio.sleep(self.plan.rescan * 1.5)
+        await elapse(self.plan.rescan * 1.5, "until every daemon has scanned")
         await self._sql(told)
 
     async def _sql(self, statement: str) -> Any:
@@ -247,7 +245,12 @@ async def storm(plan: Plan, folder: Path) -> Outcome:
             stuck = plan.lease + SLACK
             async with (
                 crew(
-                    url, folder / "logs", keep=0, excuse=NOT_UP, lease=plan.lease, rescan_interval=plan.rescan
+                    url,
+                    folder / "logs",
+                    keep=5000,
+                    excuse=NOT_UP,
+                    lease=plan.lease,
+                    rescan_interval=plan.rescan,
                 ) as daemons,
                 watching(url, stuck_after=stuck, undecided_after=plan.rescan + stuck) as watch,
             ):
@@ -264,17 +267,17 @@ async def storm(plan: Plan, folder: Path) -> Outcome:
     outcome = run.outcome
     outcome.seconds = time.monotonic() - started
     outcome.did, outcome.inserted = users.did, users.inserted
-    outcome.events = sum((d.events for d in daemons.all), Counter())
+    outcome.events = daemons.tally()
     outcome.polls, outcome.blind = watch.polls, watch.blind
     return outcome
 
 
 async def _calm(plan: Plan, url: str, folder: Path, run: Storm, users: Users, watch: Watch) -> None:
     """After the storm: all is decided, what waits moves up as places are given back, nothing is left."""
-    patience = plan.lease + plan.rescan + SLACK
+    timeout = plan.lease + plan.rescan + SLACK
     assert users.failed == [], "\n".join(users.failed[:10])
     async with site_on(url, folder) as site:
-        await site.settled(patience=patience)
+        await site.settled(timeout=timeout)
         while True:
             left = await site.sql.fetchval(
                 "SELECT count(*) FROM model_instances i JOIN models m ON m.id = i.model_id"
@@ -289,7 +292,7 @@ async def _calm(plan: Plan, url: str, folder: Path, run: Storm, users: Users, wa
             if gone == 0:  # the whole fleet is free, and yet something that would fit waits
                 await site.until(
                     "SELECT EXISTS (SELECT FROM model_instances WHERE worker_id IS NOT NULL)",
-                    patience=patience,
+                    timeout=timeout,
                 )
         assert await site.sql.fetchval("SELECT sum(vram_allocated) FROM gpu_devices") == 0
         assert await site.sql.fetchval("SELECT sum(ram_allocated) FROM workers") == 0

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio
 import asyncpg
 
 from tests.acceptance.machines import GIB, Site, W
 from tests.acceptance.record import GONE
 from tests.integration.world import connected
+from tests.waiting import elapse
 
 KINDS: dict[str, dict[str, Any]] = {
     "whole": {"env": {"GPUSTACK_MODEL_VRAM_CLAIM": str(14 * GIB)}},
@@ -77,7 +77,7 @@ class Users:
         while not enough():
             (deed,) = self.chance.choices(names, weights)
             await self._do(deed)
-            await anyio.sleep(self.chance.uniform(0, 0.03))
+            await elapse(self.chance.uniform(0, 0.03), "between two statements")
         await self._do(self._restore)
 
     async def _do(self, deed: Callable[[], Awaitable[None]]) -> None:
@@ -94,7 +94,7 @@ class Users:
                     self.failed.append(f"{deed.__name__}: {type(error).__name__}: {error}")
                     return
                 self.close()
-                await anyio.sleep(0.1)
+                await elapse(0.1, "until the server may be back")
 
     def _lost(self, error: BaseException) -> bool:
         """Whether this says that the server is away, and not that a statement was wrong."""

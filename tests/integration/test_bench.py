@@ -1,5 +1,6 @@
 """The benchmarks measure what they say: the ceiling does all the work of the placements that it repeats."""
 
+from collections import Counter
 from pathlib import Path
 
 import anyio
@@ -11,6 +12,7 @@ from tests.bench.daemons import replicas
 from tests.bench.demands import write_models
 from tests.bench.figure import Figure
 from tests.bench.stage import Stage
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 _LEDGER = """
@@ -33,11 +35,15 @@ async def test_the_ceiling_writes_what_the_daemon_wrote(database: str, tmp_path:
                 [*stage.models["one"][:4], *stage.models["many"][:2], stage.models["over"][0]], 14
             )
             assert (burst.placed, burst.waiting) == (14, 0)
-            told = 0
-            with anyio.fail_after(60):  # lines follow the commit
-                while (told := told + daemon.events()["instance.scheduled"]) < 14:
-                    await anyio.sleep(0.02)
-            assert told == 14
+            told: Counter[str] = Counter()
+
+            def all_of_them() -> bool:
+                told.update(daemon.events())
+                return told["instance.scheduled"] >= 14
+
+            await until(all_of_them, "14 lines of placements", shows=lambda: str(told))
+        told.update(daemon.events())
+        assert told["instance.scheduled"] == 14
         pictures = (_LEDGER, _PLACED, _BOOKED, _RECORDS)
         before = [await stage.sql.fetch(sql) for sql in pictures]
         sizes = await ceiling.record(stage)

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from gpustackd.ports import CommitCode
-from tests.integration.waits import blocked
 from tests.integration.world import GIB, World, connected
+from tests.waiting import blocked
 
 pytestmark = pytest.mark.anyio
 

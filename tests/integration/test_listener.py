@@ -17,6 +17,7 @@ from gpustackd.store.postgres.connect import connect
 from gpustackd.store.postgres.listen import Hearing, Listener
 from gpustackd.store.postgres.store import PostgresStore
 from tests.integration.world import World, world_of
+from tests.waiting import soon, until
 
 pytestmark = pytest.mark.anyio
 
@@ -40,15 +41,17 @@ class Watched:
         )
 
     async def wake(self) -> Wake:
-        return await asyncio.wait_for(self.wakes.get(), 20)
+        return await soon(self.wakes.get(), "a wake-up")
 
     async def change(self) -> bool:
-        return await asyncio.wait_for(self.states.get(), 20)
+        return await soon(self.states.get(), "a change between listening and not")
 
     async def until(self, enough: Callable[[Hearing], bool]) -> Hearing:
-        async with asyncio.timeout(20):
-            while not enough(self.listener.hearing):
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: enough(self.listener.hearing),
+            "what the listener says of itself",
+            shows=lambda: str(self.listener.hearing),
+        )
         return self.listener.hearing
 
 
@@ -73,6 +76,8 @@ class Proxy:
         self._port = int(query.get("port", [str(parts.port or 5432)])[0])
         self._parts = parts
         self.silent = False
+        self.refuse = False
+        """Whether connections are closed as soon as they are made."""
         self.connections = 0
         self._server: Any = None
 
@@ -90,6 +95,9 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        if self.refuse:
+            writer.close()
+            return
         if Path(self._host).is_absolute():
             inner = await asyncio.open_unix_connection(f"{self._host}/.s.PGSQL.{self._port}")
         else:
@@ -162,9 +170,7 @@ async def test_a_server_that_falls_silent_amid_connecting_is_given_up_too(world:
     async with proxied(world.url) as (proxy, through):
         proxy.silent = True
         async with running(through, world.store.notify, probe_timeout=0.3, setup_timeout=0.3) as watched:
-            async with asyncio.timeout(20):
-                while proxy.connections < 2:
-                    await asyncio.sleep(0.01)
+            await until(lambda: proxy.connections >= 2, "a second connection is tried")
             proxy.silent = False
             assert await watched.wake() == OVERFLOW
 
@@ -193,14 +199,12 @@ async def test_a_probe_that_cannot_be_sent_is_a_failed_one(world: World) -> None
 
 async def test_a_server_that_is_not_there_is_tried_again(world: World) -> None:
     async with proxied(world.url) as (proxy, through):
-        await proxy.close()
-        watched = Watched(through, world.store.notify)
-        task = asyncio.ensure_future(watched.listener.run())
-        await asyncio.sleep(0)
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert watched.states.empty()
+        proxy.refuse = True
+        async with running(through, world.store.notify) as watched:
+            await until(lambda: proxy.connections >= 3, "a third connection is tried")
+            assert not watched.listener.hearing.listening
+            proxy.refuse = False
+            assert await watched.wake() == OVERFLOW
 
 
 async def test_two_listeners_of_one_name_prove_to_themselves_alone(world: World) -> None:

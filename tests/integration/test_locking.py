@@ -17,8 +17,8 @@ from gpustackd.errors import Contended
 from gpustackd.ports import CommitCode, Proposal
 from gpustackd.store.postgres import ledger
 from gpustackd.store.postgres.store import PostgresStore
-from tests.integration.waits import blocked
 from tests.integration.world import GIB, World, connected, world_of
+from tests.waiting import blocked
 
 pytestmark = pytest.mark.anyio
 

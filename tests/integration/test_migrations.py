@@ -17,10 +17,9 @@ import pytest
 from gpustackd.errors import DatabaseUnavailable, UsageError, WrongRevision
 from gpustackd.store.postgres import migrate as schema
 from gpustackd.store.postgres.revision import HEAD, judge
-from tests.integration.ears import listening
-from tests.integration.waits import until
 from tests.integration.world import GIB, world_of
 from tests.schema import difference
+from tests.waiting import listening, soon, until
 
 pytestmark = pytest.mark.anyio
 
@@ -130,10 +129,8 @@ async def test_a_run_that_is_killed_half_way_leaves_whole_steps_and_the_next_one
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, url)
 
-    async def half_way() -> bool:
-        return bool(await control.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 77"))
-
-    await until(half_way, 60)
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND objid = 77"
+    await until(lambda: control.fetchval(waits), "the migration is half way")
     process.kill()
     await process.wait()
     await control.execute("SELECT pg_advisory_unlock(77)")
@@ -158,7 +155,7 @@ async def test_a_table_in_use_is_waited_for_in_short_tries(database: str) -> Non
         tried.set()
 
     moving = asyncio.ensure_future(schema.migrate(database, "base", say=say))
-    await asyncio.wait_for(tried.wait(), 30)
+    await soon(tried.wait(), "the migration says that a table is in use")
     await reader.fetch("SELECT * FROM models")  # never blocked for good behind a queued lock
     await transaction.commit()
     assert await moving == (HEAD, None)
@@ -235,7 +232,7 @@ async def test_a_schema_with_the_longest_name_works(empty_database: str) -> None
 
 async def test_a_search_path_that_leads_nowhere_is_said(empty_database: str) -> None:
     with pytest.raises(UsageError, match="nowhere"):
-        await asyncio.wait_for(schema.migrate(with_path(empty_database, "nowhere")), 20)
+        await schema.migrate(with_path(empty_database, "nowhere"))
 
 
 # --- builds and servers ------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 from gpustackd.ports import ReplicaSnapshot, SyncResult
 from gpustackd.replicas.sync_plan import NewInstances, SyncPlan
 from gpustackd.store.postgres.replicas import PostgresReplicas
-from tests.integration.ears import Ear, listening
 from tests.integration.world import GIB, World, connected
+from tests.waiting import Ear, listening
 
 pytestmark = pytest.mark.anyio
 

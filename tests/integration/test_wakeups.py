@@ -8,8 +8,8 @@ import pytest
 
 from gpustackd.ports import Wake
 from gpustackd.store.postgres.listen import parse
-from tests.integration.ears import Ear, listening
 from tests.integration.world import GIB, World
+from tests.waiting import Ear, listening
 
 pytestmark = pytest.mark.anyio
 

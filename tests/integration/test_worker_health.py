@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import anyio
@@ -11,12 +12,15 @@ from gpustackd.domain.timeouts import Timeouts
 from gpustackd.store.postgres.health import Doubt, WorkerHealthStore
 from gpustackd.store.postgres.lifecycle import InstanceLifecycleStore
 from tests.integration.world import GIB, World, world_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
 SPANS = Timeouts()
 LONG = 10_000.0
 """Seconds of watching that leave no doubt."""
+SLACK = 20.0
+"""Seconds that may pass between two statements of a test on a busy machine."""
 TAKEN = ("INITIALIZING", "DOWNLOADING", "STARTING", "RUNNING")
 
 
@@ -58,14 +62,14 @@ async def test_a_worker_that_is_silent_for_longer_than_the_grace_is_not_ready_un
     world: World,
 ) -> None:
     (one, gpus), (other, _) = await fleet(world, 2)
-    await beat(world, one, ago=149)
+    await beat(world, one, ago=150 - SLACK)
     assert (await health(world).sweep(LONG)).silent == ()
     await beat(world, one, ago=160)
     before = await world.row("workers", one)
     census = await health(world).sweep(LONG)
     row = await world.row("workers", one)
     assert (census.silent, census.down, row["state"]) == ((row["name"],), 1, "NOT_READY")
-    assert row["state_message"] == "no heartbeat for 160 s"
+    assert re.fullmatch(r"no heartbeat for 1[67]\d s", row["state_message"])
     assert row["version"] == before["version"] + 1
     assert not (await world.row("gpu_devices", gpus[0]))["open"]
     assert await state(world, other) == "READY"
@@ -139,7 +143,7 @@ async def test_what_a_silent_worker_had_taken_is_unreachable_then_placed_anew(wo
     assert {(m.kind, m.id) for m in moved} == {("unreachable", i) for i in (instance, *others)}
     row = await world.row("model_instances", instance)
     assert (row["state"], row["worker_id"]) == ("UNREACHABLE", one[0])
-    assert "NOT_READY (no heartbeat for 160 s)" in row["state_message"]
+    assert re.search(r"NOT_READY \(no heartbeat for 1[67]\d s\)", row["state_message"])
     assert await health(world).leave_workers(LONG) == []
     await beat(world, one[0], ago=301)
     moved = await health(world).leave_workers(LONG)
@@ -203,11 +207,11 @@ async def test_a_heartbeat_under_way_is_waited_for_and_believed(world: World, da
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(leave)
-            while not await world.sql.fetchval(
+            waits = (
                 "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
                 " AND query LIKE '%gpustackd_leave_workers%' AND datname = current_database()"
-            ):
-                await anyio.sleep(0.005)
+            )
+            await until(lambda: world.sql.fetchval(waits), "the sweep waits for the heartbeat")
             await transaction.commit()
     assert moved == []
     assert (await world.row("model_instances", instance))["state"] == "RUNNING"
@@ -235,7 +239,7 @@ async def test_states_set_by_others_are_believed_after_the_reschedule_grace(worl
     await world.update("workers", other[0], state="UNREACHABLE")
     moved = await health(world).leave_workers(LONG)
     assert {(m.id, m.kind) for m in moved} == {(instance, "unreachable"), (waits, "unreachable")}
-    for seconds, gone in ((299, set()), (301, {instance}), (899, set()), (901, {waits})):
+    for seconds, gone in ((300 - SLACK, set()), (301, {instance}), (900 - SLACK, set()), (901, {waits})):
         await world.sql.execute(
             "UPDATE workers SET state_since = clock_timestamp() - make_interval(secs => $1)"
             " WHERE state <> 'READY'",

@@ -10,8 +10,8 @@ import pytest
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.ports import CommitCode
 from gpustackd.store.postgres.inventory import InventoryReads
-from tests.integration.ears import listening
 from tests.integration.world import GIB, World
+from tests.waiting import listening
 
 pytestmark = pytest.mark.anyio
 
