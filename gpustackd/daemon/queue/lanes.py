@@ -92,12 +92,11 @@ class QueuedInstance:
 class DemandGroup:
     """Waiting items of one demand."""
 
-    __slots__ = ("cures", "key", "lane", "members", "model_id", "signatures")
+    __slots__ = ("cures", "key", "members", "model_id", "signatures")
 
-    def __init__(self, key: Hashable, model_id: int, lane: Lane) -> None:
+    def __init__(self, key: Hashable, model_id: int) -> None:
         self.key = key
         self.model_id = model_id
-        self.lane = lane
         self.cures = Cure.NONE
         """Of all that came in since it was empty: one too many costs a decision, one too few a long wait."""
         self.members: RemovableHeap[QueuedInstance] = RemovableHeap()
@@ -111,7 +110,6 @@ class ParkedGroup:
     key: Hashable
     """What `park` was given."""
     model_id: int
-    lane: Lane
     cures: Cure
     count: int
     priority: int
@@ -125,7 +123,7 @@ def seen(group: DemandGroup) -> ParkedGroup:
     """The group as others see it."""
     head = group.members.head()
     return ParkedGroup(
-        group.key, group.model_id, group.lane, group.cures, len(group.members), head.priority, head.created,
+        group.key, group.model_id, group.cures, len(group.members), head.priority, head.created,
         frozenset(group.signatures),
     )  # fmt: skip
 
@@ -237,7 +235,7 @@ class Lanes:
     def _join(self, item: QueuedInstance, key: Hashable) -> None:
         group = self.groups.get(key)
         if group is None:
-            group = self.groups[key] = DemandGroup(key, item.model_id, item.lane)
+            group = self.groups[key] = DemandGroup(key, item.model_id)
             self._groups_of_model.setdefault(item.model_id, {})[key] = group
         item.group = group
         group.cures |= item.cures

@@ -68,8 +68,6 @@ class LlamaServing:
     tensor_split: tuple[float, ...] = ()
     whole_split: bool = True
     """Layers are divided over devices (`--split-mode layer`); False for rows and tensors."""
-    mmap: bool = True
-    repack: bool = True
     overrides: tuple[Override, ...] = ()
     cache_ram: int = CACHE_RAM * 1024**2
     """Bytes of RAM for cached prompts."""
@@ -124,8 +122,6 @@ def serving_of(facts: GgufFacts, flags: BackendParameters) -> LlamaServing:
         gpu_layers=_layers(flags, facts.integer("block_count")),
         tensor_split=tensor_split(flags),
         whole_split=(flags.text("split-mode", "sm") or "layer") not in {"row", "tensor"},
-        mmap=not _switched_off(flags, "mmap"),
-        repack=not flags.flag("nr") and not _switched_off(flags, "repack"),
         overrides=_overrides(flags),
         cache_ram=_cache_ram(flags),
         projector_offload=not _switched_off(flags, "mmproj-offload"),

@@ -76,11 +76,11 @@ def test_layers_on_gpus_are_counted_with_the_output_as_one(flag: str, layers: in
 
 
 def test_switches_are_read_in_both_spellings() -> None:
-    found = serving("--no-kv-offload", "--swa-full", "--no-mmap", "--no-repack", "--no-mmproj-offload")
-    assert not any((found.offload_cache, found.mmap, found.repack, found.projector_offload))
+    found = serving("--no-kv-offload", "--swa-full", "--no-mmproj-offload")
+    assert not any((found.offload_cache, found.projector_offload))
     assert found.full_windows
-    again = serving("--no-mmap", "--mmap")
-    assert again.mmap
+    again = serving("--no-mmproj-offload", "--mmproj-offload")
+    assert again.projector_offload
 
 
 def test_vectors_are_made_with_a_batch_of_one_pass() -> None:
