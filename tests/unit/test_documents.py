@@ -13,8 +13,8 @@ CODE = [ROOT / "CONTRIBUTING.md", ROOT / "docs/architecture.md", *sorted(PACKAGE
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".github/*.md"), *CODE})
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PATH = re.compile(r"`((?:[a-z_0-9.*]+/)+(?:[A-Za-z_0-9*.-]+)?)`")
-"""`package/module`, `package/module.py` or `package/` in running text."""
+PATH = re.compile(r"`((?:[a-z_0-9.*]+/)+(?:[A-Za-z_0-9*.-]+)?|[a-z_0-9]+\.py)`")
+"""`package/module`, `package/module.py`, `package/` or `module.py` in running text."""
 
 
 def prose(document: Path) -> str:
