@@ -41,6 +41,13 @@ def test_as_many_as_a_replica_takes_of_those_selected():
     assert "in use" in outcome.message
 
 
+def test_one_gpu_a_replica_is_never_spread_over_the_workers_of_those_selected():
+    wanted = picking(MIDDLE, "w1:cuda:0", "w2:cuda:0", per=1)
+    said = refused(fleet("2x1x4090-24"), wanted).message
+    assert "on 1 GPU" in said
+    assert "24.00 GiB free" in said
+
+
 def test_a_selected_gpu_holds_some_layers_where_that_is_allowed():
     on = fleet("1x2x4090-24")
     assert "gpu_selector" in refused(on, picking(MIDDLE, "w1:cuda:1")).signature

@@ -140,7 +140,7 @@ class GgufManualSelector:
     def _over_workers(self, cards: Sequence[PickedGpu], level: int | None) -> list[tuple[GpuAllocation, ...]]:
         """Each worker as the main one, the one with the most free first; the first that serves."""
         groups = by_worker(cards)
-        if len(groups) < 2 or not self.spans or len(cards) < self.count:
+        if self.count < 2 or len(groups) < 2 or not self.spans or len(cards) < self.count:
             return []
         for own in groups:
             others = sorted((c for c in cards if c.w != own[0].w), key=lambda c: -c.free)
