@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gpustackd.sources.workers.file_api import Hosts, WorkerHost
+from gpustackd.sources.worker_files import Hosts, WorkerHost
 from tests.hub import Server
 
 

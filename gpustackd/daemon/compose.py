@@ -26,7 +26,7 @@ from gpustackd.observe.metrics import Metrics
 from gpustackd.ports import DatabaseHealth
 from gpustackd.settings import IGNORED, Settings
 from gpustackd.sources.reader import Reader
-from gpustackd.sources.workers.file_api import WorkerFiles
+from gpustackd.sources.worker_files import WorkerFiles
 from gpustackd.store.postgres.revision import judge
 from gpustackd.store.postgres.store import PostgresStore
 

@@ -17,7 +17,7 @@ from gpustackd.placement.preferences import (
 )
 from gpustackd.replicas.retention_score import RetentionWeights
 from gpustackd.settings import Settings
-from gpustackd.sources.library import ReaderOptions
+from gpustackd.sources.access import ReaderOptions
 
 
 def policy(settings: Settings) -> Policy:

@@ -1,4 +1,4 @@
-"""Where the files of a model's additions live, and under which key downloaded copies of them are known."""
+"""Where the files of a model, its adapters and its draft model are, and the key of downloaded copies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from gpustackd.domain.model_spec import ModelSpec, Source
+from gpustackd.errors import ModelUnreadable
 
 DOWNLOADING = "downloading:"
 """Before the source index of files that are on their way, in maps of what workers have."""
@@ -25,7 +26,8 @@ class FileOrigin:
 
     @property
     def index(self) -> str:
-        """`model_files.source_index` of a downloaded copy (estimate spec section 13)."""
+        """`model_files.source_index` of a downloaded copy: SHA-256 of the
+        path or repository, after `model_scope/` for that hub and before the file where one is named."""
         scope = ("model_scope",) if self.source is Source.MODEL_SCOPE else ()
         parts = "/".join((*scope, self.name, *filter(None, (self.file,))))
         return sha256(parts.encode("utf-8", "surrogateescape")).hexdigest()
@@ -36,14 +38,26 @@ class FileOrigin:
         return self.name if self.source is Source.LOCAL_PATH else None
 
 
+def origin_of(spec: ModelSpec) -> FileOrigin:
+    """Where the model itself is. Raise ModelUnreadable (`no_source`) where the row does not say."""
+    name, column = {
+        Source.HUGGINGFACE: (spec.huggingface_repo_id, "huggingface_repo_id"),
+        Source.MODEL_SCOPE: (spec.model_scope_model_id, "model_scope_model_id"),
+        Source.LOCAL_PATH: (spec.local_path, "local_path"),
+        None: (None, "source"),
+    }[spec.source]
+    if spec.source is None or not name:
+        raise ModelUnreadable("no_source", f"the model has no {column}", f"set {column}")
+    return FileOrigin(spec.source, name, spec.revision)
+
+
 def adapter_origins(spec: ModelSpec) -> tuple[FileOrigin, ...]:
-    """Where the entries of `lora_list` live (estimate spec section 3); entries without a name or with an
-    unknown source are left out."""
+    """Where the entries of `lora_list` are; entries without a name or with an unknown source are left out."""
     return tuple(o for entry in spec.lora_list if (o := _adapter(entry)) is not None)
 
 
 def draft_origin(spec: ModelSpec) -> FileOrigin | None:
-    """Where the draft model of a speculative configuration lives: a path, else a repository of the hub that
+    """Where the draft model of a speculative configuration is: a path, else a repository of the hub that
     the model itself is from."""
     raw = (spec.speculative_config or {}).get("draft_model")
     if isinstance(raw, Mapping):

@@ -1,7 +1,7 @@
-"""Reads what a GGUF model says of itself, and what is loaded beside it: the reader's `GgufHeaders`.
+"""Facts of a GGUF model: its own header, and those of the projector, draft model and adapters loaded beside
+it.
 
-A model's own header has to be readable. A projector, a draft model or an adapter that is not counts nothing,
-and that is said.
+A model's own header has to be readable. What is loaded beside it and cannot be read counts 0, with a warning.
 """
 
 from __future__ import annotations
@@ -10,80 +10,78 @@ from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 
-import anyio
-
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import ModelSpec, Source
+from gpustackd.domain.origin import FileOrigin, adapter_origins, draft_origin
 from gpustackd.engines.flags import BackendParameters, parse_flags
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate.llama_cpp.classify import categories_of, not_a_model
 from gpustackd.estimate.llama_cpp.need import header_digest
-from gpustackd.sources.files import ModelFiles
-from gpustackd.sources.gguf_files import AT_ONCE, SUFFIX, GgufReading, named
-from gpustackd.sources.library import Library
-from gpustackd.sources.local.directory import PathAbsent
-from gpustackd.sources.origin import FileOrigin, adapter_origins, draft_origin
+from gpustackd.sources.access import SourceAccess
+from gpustackd.sources.contents import ModelFiles
+from gpustackd.sources.gguf_files import SUFFIX, GgufFiles, named
+from gpustackd.sources.local_files import PathAbsent
 
 PROJECTOR = ("mmproj", "mm")
 DRAFT = ("model-draft", "md", "spec-draft-model")
 ADAPTERS = ("lora", "lora-scaled", "control-vector", "control-vector-scaled")
 
 
+_READ_HERE = "the header of a GGUF file is read on this host: make the path readable here, or use a hub"
+
+
 class GgufModels:
     """One per reader."""
 
-    def __init__(self) -> None:
-        self._places = anyio.Semaphore(AT_ONCE)
+    def __init__(self, access: SourceAccess) -> None:
+        self._access = access
+        self._gguf = GgufFiles(access)
 
-    async def __call__(self, spec: ModelSpec, origin: FileOrigin, library: Library) -> ModelFacts:
+    async def facts(self, spec: ModelSpec, origin: FileOrigin) -> ModelFacts:
         """Facts of one model. Raise ModelUnreadable where its header cannot be read, or is no model's."""
-        reading = GgufReading(library, self._places)
-        files, name, said = await _opened(spec.weight_file or "", origin, library)
-        header = await reading.model(files, name)
+        files, name, choice = await _open(spec.weight_file or "", origin, self._access)
+        header = await self._gguf.facts(files, name)
         if (why := not_a_model(header)) is not None:
             raise ModelUnreadable("not_a_model", f"{files.label}/{name}: {why}", "name the model's own file")
-        beside = _Beside(spec, origin, files, name, library, reading)
-        header = await beside.added_to(header)
-        warnings = (*said, *header.warnings, *beside.warnings)
+        companions = _Companions(spec, origin, files, name, self._access, self._gguf)
+        header = await companions.added_to(header)
+        warnings = (*choice, *header.warnings, *companions.warnings)
         categories = spec.categories or categories_of(header)
-        told = f"{header_digest(header)}|{categories}|{warnings}"
+        decisive = f"{header_digest(header)}|{categories}|{warnings}"
         return ModelFacts(
             weight_bytes=header.file_bytes,
             gguf=header,
             categories=categories,
             warnings=warnings,
-            digest=sha256(told.encode()).hexdigest(),
+            digest=sha256(decisive.encode()).hexdigest(),
         )
 
 
-async def _opened(
-    wanted: str, origin: FileOrigin, library: Library
+async def _open(
+    wanted: str, origin: FileOrigin, access: SourceAccess
 ) -> tuple[ModelFiles, str, tuple[str, ...]]:
-    """The listing that a file is in, the file's name there, and what was assumed."""
+    """The listing that a file is in, the file's name there, and warnings about the choice."""
     if origin.source is not Source.LOCAL_PATH:
-        files = await library.open(origin)
-        name, said = named(files.sizes, wanted, files.label)
-        return files, name, said
+        files = await access.open(origin)
+        name, warnings = named(files.sizes, wanted, files.label)
+        return files, name, warnings
     folder, _, name = origin.name.rpartition("/")
     if not origin.name.startswith("/"):
         raise ModelUnreadable(
-            "bad_path", f"local_path {origin.name!r} is not absolute", "give the path from the root on"
+            "bad_path", f"local_path {origin.name!r} is not absolute", "give the path from the root"
         )
     try:
-        files = await library.open(FileOrigin(Source.LOCAL_PATH, folder or "/"))
+        files = await access.open(FileOrigin(Source.LOCAL_PATH, folder or "/"))
     except PathAbsent as e:
-        raise PathAbsent(e.code, e.problem, _HERE, retryable=True) from None
+        raise PathAbsent(e.code, e.problem, _READ_HERE, retryable=True) from None
     if name not in files.sizes:
-        raise PathAbsent("path_absent", f"{origin.name} is no file on this host", _HERE, retryable=True)
+        raise PathAbsent("path_absent", f"{origin.name} is not on this host", _READ_HERE, retryable=True)
     return files, name, ()
 
 
-_HERE = "the header of a GGUF file is read on this host: make the path readable here, or name a hub"
-
-
-class _Beside:
-    """What is loaded beside one model. `warnings` says what is not counted."""
+class _Companions:
+    """What is loaded beside one model. `warnings` names what is not counted."""
 
     def __init__(
         self,
@@ -91,15 +89,15 @@ class _Beside:
         origin: FileOrigin,
         files: ModelFiles,
         name: str,
-        library: Library,
-        reading: GgufReading,
+        access: SourceAccess,
+        gguf: GgufFiles,
     ) -> None:
         self._spec = spec
         self._origin = origin
         self._files = files
         self._folder = name.rpartition("/")[0]
-        self._library = library
-        self._reading = reading
+        self._access = access
+        self._gguf = gguf
         self.warnings: list[str] = []
 
     async def added_to(self, header: GgufFacts) -> GgufFacts:
@@ -126,12 +124,12 @@ class _Beside:
     def _flags(self) -> BackendParameters:
         try:
             return parse_flags(self._spec.backend_parameters)
-        except BadRow:  # the estimate refuses the row and says so
+        except BadRow:  # the estimate refuses the row with this
             return BackendParameters()
 
     def _projector(self, flags: BackendParameters) -> str | FileOrigin | None:
-        """A file that is named; else, of a hub's repository, the last one that is called so (the one that is
-        downloaded)."""
+        """The file that the flags name; else, of a hub's repository, the last one whose name says projector
+        (the one that is downloaded)."""
         if flags.flag("no-mmproj"):
             return None
         if (wanted := flags.text(*PROJECTOR)) is not None:
@@ -150,26 +148,26 @@ class _Beside:
     async def _read(self, what: str, wanted: str | FileOrigin) -> GgufFacts | None:
         shown = wanted if isinstance(wanted, str) else wanted.name
         try:
-            files, name = await self._place(wanted)
-            return await self._reading.model(files, name)
+            files, name = await self._open(wanted)
+            return await self._gguf.facts(files, name)
         except ModelUnreadable as e:
             self.warnings.append(f"{what} {shown[:200]} is not counted: {e.problem}")
             return None
 
-    async def _place(self, wanted: str | FileOrigin) -> tuple[ModelFiles, str]:
+    async def _open(self, wanted: str | FileOrigin) -> tuple[ModelFiles, str]:
         if isinstance(wanted, FileOrigin) and wanted.source is not Source.LOCAL_PATH:
             # a file in a repository may be written as one path: owner/name/file.gguf
             owner, _, rest = wanted.name.partition("/")
             repo, _, inside = rest.partition("/")
-            files = await self._library.open(replace(wanted, name=f"{owner}/{repo}" if repo else owner))
+            files = await self._access.open(replace(wanted, name=f"{owner}/{repo}" if repo else owner))
             return files, named(files.sizes, inside or f"*{SUFFIX}", files.label)[0]
         path = wanted if isinstance(wanted, str) else wanted.name
         if path.startswith("/"):
-            files, name, _ = await _opened(path, FileOrigin(Source.LOCAL_PATH, path), self._library)
+            files, name, _ = await _open(path, FileOrigin(Source.LOCAL_PATH, path), self._access)
             return files, name
-        # a bare name lies beside the model
-        beside = f"{self._folder}/{path}" if self._folder else path
-        name = beside if beside in self._files.sizes else path
+        # a bare name is beside the model
+        sibling = f"{self._folder}/{path}" if self._folder else path
+        name = sibling if sibling in self._files.sizes else path
         return self._files, named(self._files.sizes, name, self._files.label)[0]
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.sources.workers.file_api import Hosts, WorkerHost
-from gpustackd.sources.workers.hosts import hosts_of
+from gpustackd.sources.worker_files import Hosts, WorkerHost, hosts_of
 
 
 class FileLocations:

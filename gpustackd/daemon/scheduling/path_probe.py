@@ -22,7 +22,7 @@ from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.paths import PathKnowledge, Paths, Presence
 from gpustackd.errors import ModelUnreadable
 from gpustackd.ports import Wake
-from gpustackd.sources.workers.file_api import WorkerHost
+from gpustackd.sources.worker_files import WorkerHost
 
 AT_ONCE = 16
 """Workers asked at the same time about one path."""

@@ -17,7 +17,7 @@ from gpustackd.daemon.whatif.snapshot import Snapshot
 from gpustackd.ports import Store
 from gpustackd.settings import Settings
 from gpustackd.sources.reader import Reader
-from gpustackd.sources.workers.file_api import WorkerFiles
+from gpustackd.sources.worker_files import WorkerFiles
 from gpustackd.store.documents.reading import Document
 from gpustackd.store.memory.overlay import Overlay
 from gpustackd.store.memory.whole_copy import whole
@@ -34,7 +34,7 @@ async def standing_on(
         around = FileLocations()
         models = await stack.enter_async_context(
             Reader(
-                replace(reader_options(settings), at_hand=False),
+                replace(reader_options(settings), eager=False),
                 hosts=around.hosts,
                 known_size=around.known_size,
             )

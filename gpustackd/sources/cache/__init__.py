@@ -1,1 +1,1 @@
-"""What was read stays at hand: in memory and on disk."""
+"""Caches of what was read: in memory and on disk."""

@@ -1,4 +1,4 @@
-"""What was read from hubs, kept on disk across restarts: small, expiring, and never trusted to be whole."""
+"""The cache on disk of what was read from hubs: survives restarts, expires, and every entry is checked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MAGIC = b"gpustackd-cache-1"
 
 
 class DiskCache:
-    """Key -> bytes, one file each, at most `limit` bytes in all. Blocking. IO errors mean "not there": a full
-    or read-only disk makes reading slower, never wrong. `clock` is the wall clock in seconds."""
+    """Key -> bytes, one file each, at most `limit` bytes in all. Blocking. An IO error counts as a miss: a
+    full or read-only disk makes reading slower, never wrong. `clock` is the wall clock in seconds."""
 
     def __init__(self, directory: Path, clock: Callable[[], float], limit: int = 256 * 1024**2) -> None:
         self._directory = directory

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpustackd.sources.abandonable_threads import AbandonableThreads
 from gpustackd.sources.cache.disk import DiskCache
-from gpustackd.sources.files import ModelFiles
-from gpustackd.sources.local.abandonable_threads import AbandonableThreads
+from gpustackd.sources.contents import ModelFiles
 
 GROUP = "disk cache"
 
 
 class CachedFiles:
-    """Small whole files come from the cache where it has them; ranges pass through (their results are kept
-    by whoever asked for them, in a smaller form). A `files.Files` itself."""
+    """`contents.ModelFiles` of which small whole files come from the cache where it has them. Ranges pass
+    through: whoever asks for them caches their results, in a smaller form."""
 
     def __init__(
         self, inner: ModelFiles, cache: DiskCache, threads: AbandonableThreads, seconds: float
@@ -36,15 +36,15 @@ class CachedFiles:
         return self._inner.sizes
 
     @property
-    def cheap(self) -> bool:
-        return self._inner.cheap
+    def is_local(self) -> bool:
+        return self._inner.is_local
 
     async def read(self, name: str, limit: int) -> bytes:
         """A whole file of at most `limit` bytes."""
         key = f"{self.key}/{name}"
-        kept = await self._threads.run(lambda: self._cache.get(key), group=GROUP)
-        if kept is not None and len(kept) <= limit:
-            return kept
+        cached = await self._threads.run(lambda: self._cache.get(key), group=GROUP)
+        if cached is not None and len(cached) <= limit:
+            return cached
         data = await self._inner.read(name, limit)
         await self._threads.run(lambda: self._cache.put(key, data, self._seconds), group=GROUP)
         return data

@@ -1,4 +1,4 @@
-"""Facts in memory: by model, for a time, within a budget of bytes."""
+"""Facts in memory: by model, for a time, within a number of bytes."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.sources.copies import settled
+from gpustackd.sources.model_facts import with_copy_size
 
-BUDGET = 64 * 1024**2
-ENTRY = 4096
-"""Bytes that an entry is taken to need besides its configuration."""
+MAX_BYTES = 64 * 1024**2
+ENTRY_BYTES = 4096
+"""Assumed for an entry besides its configuration."""
 
 
 @dataclass(slots=True)
-class BoundedCache:
-    """Facts, the identity of the files they came from, and when to look again."""
+class _Entry:
+    """Facts, the identity of the files they came from, when to look again, and bytes they take."""
 
     facts: ModelFacts
     files_key: str
     until: float
-    weight: int
+    size: int
     copy: int | None = None
-    settled: ModelFacts | None = None
+    with_copy: ModelFacts | None = None
     """The facts with a downloaded copy of that size."""
 
 
 class FactsCache:
-    """The least recently used go first. `clock` counts seconds and never goes back."""
+    """The least recently used are dropped first. `clock` counts seconds and never goes back."""
 
-    def __init__(self, clock: Callable[[], float], budget: int = BUDGET) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._budget = budget
-        self._entries: OrderedDict[object, BoundedCache] = OrderedDict()
-        self._doubtful: set[object] = set()
-        self._held = 0
+        self._entries: OrderedDict[object, _Entry] = OrderedDict()
+        self._incomplete: set[object] = set()
+        self._bytes = 0
 
     def fresh(self, key: object) -> ModelFacts | None:
         """Facts that need no look at their source."""
@@ -45,17 +44,17 @@ class FactsCache:
         self._entries.move_to_end(key)
         return entry.facts
 
-    def settled(self, key: object, facts: ModelFacts, copy: int | None) -> ModelFacts:
-        """Facts with what a downloaded copy weighs; the same object as long as nothing changes."""
+    def with_copy(self, key: object, facts: ModelFacts, copy: int | None) -> ModelFacts:
+        """Facts with what a downloaded copy weighs (bytes); the same object as long as nothing changes."""
         entry = self._entries.get(key)
         if entry is None or entry.facts is not facts:
-            return settled(facts, copy)
-        if entry.settled is None or entry.copy != copy:
-            entry.copy, entry.settled = copy, settled(facts, copy)
-        return entry.settled
+            return with_copy_size(facts, copy)
+        if entry.with_copy is None or entry.copy != copy:
+            entry.copy, entry.with_copy = copy, with_copy_size(facts, copy)
+        return entry.with_copy
 
     def unchanged(self, key: object, files_key: str, seconds: float) -> ModelFacts | None:
-        """Facts of the same files, kept for so long again: their source was looked at and is as it was."""
+        """Facts of the same files, used for so long again: their source was looked at and has not changed."""
         entry = self._entries.get(key)
         if entry is None or entry.files_key != files_key or entry.facts.weight_bytes is None:
             return None
@@ -64,13 +63,13 @@ class FactsCache:
         return entry.facts
 
     def doubt(self) -> None:
-        """Facts that are not whole need a look at their source."""
-        for key in self._doubtful:
+        """Facts of which parts could not be read need a look at their source now."""
+        for key in self._incomplete:
             if (entry := self._entries.get(key)) is not None:
                 entry.until = self._clock()
-        self._doubtful.clear()
+        self._incomplete.clear()
 
-    def keep(
+    def put(
         self,
         key: object,
         facts: ModelFacts,
@@ -78,17 +77,17 @@ class FactsCache:
         seconds: float,
         config_bytes: int,
         *,
-        whole: bool = True,
+        complete: bool = True,
     ) -> None:
-        """Remember facts for so long; `config_bytes` is about what they weigh, `whole` whether all of them
-        could be read."""
-        (self._doubtful.discard if whole else self._doubtful.add)(key)
+        """Remember facts for so long. `config_bytes` is about what they take, `complete` says that every
+        part could be read."""
+        (self._incomplete.discard if complete else self._incomplete.add)(key)
         if (old := self._entries.pop(key, None)) is not None:
-            self._held -= old.weight
-        entry = BoundedCache(facts, files_key, self._clock() + seconds, config_bytes + ENTRY)
+            self._bytes -= old.size
+        entry = _Entry(facts, files_key, self._clock() + seconds, config_bytes + ENTRY_BYTES)
         self._entries[key] = entry
-        self._held += entry.weight
-        while self._held > self._budget and len(self._entries) > 1:
+        self._bytes += entry.size
+        while self._bytes > MAX_BYTES and len(self._entries) > 1:
             key, gone = self._entries.popitem(last=False)
-            self._doubtful.discard(key)
-            self._held -= gone.weight
+            self._incomplete.discard(key)
+            self._bytes -= gone.size

@@ -1,4 +1,4 @@
-"""JSON from strangers: parsed within limits of size, depth and number of values, or refused by name.
+"""JSON that strangers wrote: parsed within limits of size, depth and number of values, or refused by name.
 
 A hostile document may be small on the wire and large in memory (ten bytes of `[[],[],` become a
 hundred), so the number of values is bounded before the parser runs, not after.
@@ -33,14 +33,13 @@ API = JsonBounds(32_000_000, 1_000_000)
 
 
 def parse(data: bytes, name: str, bounds: JsonBounds = CONFIG) -> Any:
-    """Parse one document. `name` stands in the messages. Raise ModelUnreadable (`bad_json`, `too_large`)."""
+    """Parse one document. `name` is what messages call it. Raise ModelUnreadable (`bad_json`,
+    `too_large`)."""
     if len(data) > bounds.size:
         raise too_large(name, len(data), bounds.size)
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
     if values > bounds.values:
-        raise ModelUnreadable(
-            "too_large", f"{name} holds about {values} values, more than the {bounds.values} that are read"
-        )
+        raise ModelUnreadable("too_large", f"{name} has about {values} values; the limit is {bounds.values}")
     try:
         document = json.loads(data)  # Infinity and NaN pass: configurations of Mamba models hold them
     except RecursionError:
@@ -52,7 +51,7 @@ def parse(data: bytes, name: str, bounds: JsonBounds = CONFIG) -> Any:
 
 
 def parse_object(data: bytes, name: str, bounds: JsonBounds = CONFIG) -> Mapping[str, Any]:
-    """Like `parse`, and the document must be an object."""
+    """Like `parse`, and the document has to be an object. Raise ModelUnreadable."""
     document = parse(data, name, bounds)
     if not isinstance(document, dict):
         raise ModelUnreadable("bad_json", f"{name} is a JSON {type(document).__name__}, not an object")
@@ -61,7 +60,7 @@ def parse_object(data: bytes, name: str, bounds: JsonBounds = CONFIG) -> Mapping
 
 def too_large(name: str, size: int, limit: int) -> ModelUnreadable:
     """The error for a file beyond its limit; the file itself need not have been read."""
-    return ModelUnreadable("too_large", f"{name} is {size} bytes long, more than the {limit} that are read")
+    return ModelUnreadable("too_large", f"{name} is {size} bytes long; the limit is {limit}")
 
 
 def _check_depth(document: Any, name: str) -> None:

@@ -1,9 +1,8 @@
 """`config.json` as data: the dimensions of a language model, wherever the repository nests them.
 
-Rules of the estimate spec, sections 7 and 8, with its better readings: `vision_config` is a plain object,
-`dtype` counts as `torch_dtype`, a stated `kv_lora_rank` is enough for latent attention. No class of a
-model library is built and no code of a repository runs; an unknown model type is no error here.
-"""
+Keys are those of Hugging Face configurations (https://huggingface.co/docs/transformers). `dtype` counts as
+`torch_dtype`, and a stated `kv_lora_rank` is enough for latent attention. No class of a model library is
+built and no code of a repository runs; an unknown model type is no error here."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ DEFAULT_LENGTH = 2048
 KEEPS_LENGTH = {"su", "longrope", "llama3"}
 """Rope scalings whose stated length is already the scaled one."""
 LARGEST = 2**40
-"""No dimension or length of a real model comes near; keeps later products inside 64 bits."""
+"""Far above any dimension or length of a real model; keeps later products inside 64 bits."""
 
 
 def hyper_parameters(config: Config, name: str = "config.json") -> HyperParameters:
@@ -90,7 +89,7 @@ def hyper_parameters(config: Config, name: str = "config.json") -> HyperParamete
 
 
 def architectures(config: Config) -> tuple[str, ...]:
-    """`architectures` of the root; those of a `text_config` override (estimate spec section 7)."""
+    """`architectures` of a `text_config`, else those of the root."""
     return root_architectures(_object(config, "text_config")) or root_architectures(config)
 
 
@@ -119,8 +118,8 @@ def attention_heads(config: Config, name: str = "config.json") -> int | None:
 
 
 def vision_heads(vision: Config) -> int | None:
-    """Heads of the vision tower with the dummy heads that pad them; anything but a positive integer is
-    ignored (estimate spec section 7)."""
+    """Heads of the vision tower with the dummy heads that pad them; None for anything but a positive
+    integer."""
     for key in ("num_attention_heads", "num_heads"):
         heads = vision.get(key)
         if isinstance(heads, int) and not isinstance(heads, bool):
@@ -141,8 +140,8 @@ def dtype(part: Config) -> str | None:
 
 
 def max_sequence_length(text: Config) -> int:
-    """Tokens of the longest sequence (estimate spec section 8): the smallest stated length, times the factor
-    of a rope scaling that stretches it (for `yarn` counted from the original length)."""
+    """Tokens of the longest sequence: the smallest stated length, times the factor of a rope scaling that
+    stretches it (for `yarn` counted from the original length, arXiv 2309.00071)."""
     stated = [n for key in LENGTHS if (n := _number(text.get(key))) is not None and n > 0]
     length = min(stated, default=float(DEFAULT_LENGTH))
     rope = _object(text, "rope_scaling") or _object(text, "rope_parameters")
@@ -177,7 +176,7 @@ class _Reader:
             return None
         if number is None or not 0 < number <= LARGEST:
             raise ModelUnreadable(
-                "bad_config", f"{self._name}: {key} is {_shown(raw)}, not a positive number", "mend the file"
+                "bad_config", f"{self._name}: {key} is {_shown(raw)}, not a positive number", "fix the file"
             )
         return number
 
@@ -189,7 +188,7 @@ class _Reader:
         number = _whole(raw)
         if number is None or not 0 <= number <= LARGEST:
             raise ModelUnreadable(
-                "bad_config", f"{self._name}: {key} is {_shown(raw)}, not a number", "mend the file"
+                "bad_config", f"{self._name}: {key} is {_shown(raw)}, not a number", "fix the file"
             )
         return number
 

@@ -1,8 +1,8 @@
-"""The header of one GGUF file, read as a claim of a stranger: sizes are compared with the file before they
-are believed, contents that nobody needs are passed over, memory stays near one window.
+"""The header of one GGUF file. Its sizes are claims: they are compared with the file before they are used.
+Contents that nobody needs are skipped, so that memory stays near one window.
 
-Format: estimate-gguf spec section 1. The reader does no IO: `header` is a generator that asks for ranges
-and is sent their bytes, so that files, hubs and tests feed the same code.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The reader does no IO: `header` is a
+generator that asks for ranges and is sent their bytes, so that files, hubs and tests feed the same code.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gpustackd.sources.formats.gguf_window import Range, Window
 
 MAGIC = b"GGUF"
 OTHER_MAGICS = frozenset({b"lmgg", b"fmgg", b"tjgg", b"algg", b"ggml", b"ggmf", b"ggjt", b"ggla"})
-KEPT_ARRAY = 4096
-"""Items of a number array that is kept; of longer ones, and of strings, only the length."""
-KEPT_TEXT = 4096
-"""Bytes of a string value that is kept (chat templates are longer)."""
+LONGEST_ARRAY = 4096
+"""Items of the longest array of numbers that is read; of longer ones, and of strings, only the length is."""
+LONGEST_TEXT = 4096
+"""Bytes of the longest string that is read (chat templates are longer)."""
 MAX_NAME = 65_535
 MAX_TENSOR_NAME = 255
 MAX_KEYS = 20_000
 MAX_TENSORS = 100_000
 MAX_NESTED = 20_000
-"""Arrays inside arrays, which no known writer makes."""
-MAX_KEPT = 48 * 1024**2
-"""Bytes of memory for all that is kept of one header, roughly counted; a 671B model needs 1 million."""
+"""Arrays inside arrays; no known writer makes any."""
+MAX_MEMORY = 48 * 1024**2
+"""Bytes for all that is read of one header, roughly counted; a 671B model needs 1 million."""
 MAX_STRINGS = 8_000_000
 """Items of all string arrays of one header; real vocabularies with their merges stay below 2 million."""
 MAX_HEADER = 512 * 1024**2
@@ -91,7 +91,7 @@ class _Reader:
         self._layout = GgufLayout("<", "Q")
         self._strings = 0
         self._nested = 0
-        self._kept = 0
+        self._memory = 0
         self._values: dict[str, Value] = {}
         self._lengths: dict[str, int] = {}
         self._warnings: list[str] = []
@@ -138,14 +138,14 @@ class _Reader:
                 "not_gguf", f"{self._name} is in an older format than GGUF", "convert it to GGUF"
             )
         if magic not in {MAGIC, MAGIC[::-1]}:
-            raise ModelUnreadable("not_gguf", f"{self._name} is no GGUF file")
+            raise ModelUnreadable("not_gguf", f"{self._name} is not a GGUF file")
         order = "<"
         version = int.from_bytes(first[4:], "little")
         if magic == MAGIC[::-1] or version & 0xFFFF == 0:  # the number shows which end comes first
             order = ">"
             version = int.from_bytes(first[4:], "big")
         if not 1 <= version <= 3:
-            self._bad(f"has version {version}; versions 1 to 3 are read")
+            self._bad(f"has version {version}; supported are 1 to 3")
         self._layout = GgufLayout(order, "I" if version == 1 else "Q")
         return version
 
@@ -153,18 +153,18 @@ class _Reader:
         key = yield from self._text(MAX_NAME, "a key")
         if key in self._values or key in self._lengths:
             self._bad(f"names {_shown(key)} twice")
-        self._keep(200 + len(key))
+        self._charge(200 + len(key))
         kind = yield from self._number("I")
         if kind == ARRAY:
             yield from self._array(key, 0)
         elif kind == STRING:
             length = yield from self._length("a value")
-            if length > KEPT_TEXT:
+            if length > LONGEST_TEXT:
                 self._window.skip(length)
                 self._lengths[key] = length
             else:
                 raw = yield from self._window.take(length)
-                self._keep(length)
+                self._charge(length)
                 self._values[key] = raw.decode("utf-8", "replace")
         elif kind in _CODES:
             self._values[key] = yield from self._scalar(kind)
@@ -179,11 +179,11 @@ class _Reader:
         if kind in _CODES:
             size = struct.calcsize(_CODES[kind])
             self._room(count * size, f"array {_shown(key)}")
-            if count > KEPT_ARRAY or depth:
+            if count > LONGEST_ARRAY or depth:
                 self._window.skip(count * size)
                 return
             raw = yield from self._window.take(count * size)
-            self._keep(40 * count)
+            self._charge(40 * count)
             numbers = struct.unpack(f"{self._layout.order}{count}{_CODES[kind]}", raw)
             self._values[key] = tuple(map(bool, numbers)) if kind == _BOOL else numbers
         elif kind == STRING:
@@ -212,7 +212,7 @@ class _Reader:
         shape = tuple(tail[:-2]) or (1,)
         if math.prod(shape) > LARGEST:
             self._bad(f"gives tensor {_shown(name)} a size beyond any memory")
-        self._keep(450 + len(name))
+        self._charge(450 + len(name))
         return name, shape, tail[-2], tail[-1]
 
     def _placed(
@@ -222,7 +222,7 @@ class _Reader:
         room = self._size - data
         order = sorted(range(len(raw)), key=lambda i: raw[i][3])
         ends = {i: raw[j][3] for i, j in itertools.pairwise(order)}
-        found: list[GgufTensor] = []
+        tensors: list[GgufTensor] = []
         names: set[str] = set()
         derived = 0
         for i, (name, shape, kind, offset) in enumerate(raw):
@@ -230,11 +230,11 @@ class _Reader:
                 self._bad(f"names tensor {_shown(name)} twice")
             names.add(name)
             if offset % alignment:
-                self._bad(f"puts tensor {_shown(name)} at {offset}, no multiple of {alignment}")
+                self._bad(f"puts tensor {_shown(name)} at {offset}, not a multiple of {alignment}")
             end = ends.get(i, room)
             if (known := TYPES.get(kind)) is not None:
                 if shape[0] % known.elements:
-                    self._bad(f"has rows of {shape[0]} in {_shown(name)}, no multiple of {known.elements}")
+                    self._bad(f"has rows of {shape[0]} in {_shown(name)}, not a multiple of {known.elements}")
                 size = known.bytes_of(math.prod(shape))
             else:
                 size = max(end - offset, 0)
@@ -243,18 +243,18 @@ class _Reader:
                 self._cut_off(f"tensor {_shown(name)} ends at byte {data + offset + size}")
             if offset + size > end:
                 self._bad(f"lets tensor {_shown(name)} overlap the next one")
-            found.append(GgufTensor(name, shape, kind, size, offset))
+            tensors.append(GgufTensor(name, shape, kind, size, offset))
         if derived:
             self._warnings.append(f"{derived} tensors are of an unknown type: sized by where the next begins")
-        return tuple(found)
+        return tuple(tensors)
 
     def _alignment(self) -> int:
-        found = self._values.get("general.alignment", 32)
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1 or found & (found - 1):
-            self._bad(f"has the alignment {str(found)[:20]}, no power of two")
-        if found > 2**20:
-            self._bad(f"has an alignment of {found}")
-        return found
+        alignment = self._values.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            self._bad(f"has the alignment {str(alignment)[:20]}, not a power of two")
+        if alignment > 2**20:
+            self._bad(f"has an alignment of {alignment}")
+        return alignment
 
     # -- small parts -------------------------------------------------------------------------------------
 
@@ -269,8 +269,8 @@ class _Reader:
     def _scalar(self, kind: int) -> Generator[Range, bytes, Scalar]:
         form = self._layout.order + _CODES[kind]
         raw = yield from self._window.take(struct.calcsize(form))
-        (found,) = struct.unpack(form, raw)
-        return bool(found) if kind == _BOOL else found
+        (value,) = struct.unpack(form, raw)
+        return bool(value) if kind == _BOOL else value
 
     def _length(self, what: str) -> Generator[Range, bytes, int]:
         length = yield from self._number(self._layout.wide)
@@ -291,7 +291,7 @@ class _Reader:
 
     def _plausible(self, count: int, most: int, least_bytes: int, what: str) -> None:
         if count > most:
-            self._bad(f"claims {count} {what}; at most {most} are read")
+            self._bad(f"claims {count} {what}; the limit is {most}")
         self._room(count * least_bytes, f"{count} {what}")
 
     def _room(self, size: int, what: str) -> None:
@@ -299,10 +299,10 @@ class _Reader:
         if size > left:
             self._cut_off(f"{what} would take {size} bytes of the {left} that are left")
 
-    def _keep(self, size: int) -> None:
-        self._kept += size
-        if self._kept > MAX_KEPT:
-            self._bad(f"lists more than the {MAX_KEPT} bytes of keys and tensors that are kept")
+    def _charge(self, size: int) -> None:
+        self._memory += size
+        if self._memory > MAX_MEMORY:
+            self._bad(f"has more keys and tensors than fit into {MAX_MEMORY} bytes")
 
     def _bad(self, what: str) -> NoReturn:
         raise ModelUnreadable("bad_header", f"{self._name} {what}")
@@ -310,9 +310,9 @@ class _Reader:
     def _cut_off(self, what: str = "") -> NoReturn:
         if self._window_passed():
             self._bad(f"has a header of more than {MAX_HEADER} bytes")
-        told = f": {what}" if what else " inside its header"
+        where = f": {what}" if what else " inside its header"
         raise ModelUnreadable(
-            "cut_off", f"{self._name} is cut off at {self._size} bytes{told}",
+            "cut_off", f"{self._name} is cut off at {self._size} bytes{where}",
             "finish the download", retryable=True,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A view that moves forward over a file: asks for the next range when it runs out, keeps only that one.
+"""A window that moves forward over a file: asks for the next range when it runs out, and keeps only that one.
 
 Ranges double from a first small one to a largest, so that at most about as much is read beyond the header as
 the header itself is long, and never more than one largest window.
@@ -14,7 +14,7 @@ import numpy as np
 
 FIRST = 256 * 1024
 MANY = 4096
-"""Strings from which on they are passed over together."""
+"""From so many strings on they are skipped together."""
 
 
 class Range(NamedTuple):
@@ -41,36 +41,36 @@ class Window:
         """The next `count` bytes."""
         offset = self.at - self._begin
         if offset >= 0 and offset + count <= len(self._held):
-            found = self._held[offset : offset + count]
+            data = self._held[offset : offset + count]
         else:
-            found = yield from self._refilled(count)
+            data = yield from self._refill(count)
         self.at += count
-        return found
+        return data
 
     def skip(self, count: int) -> None:
-        """Pass over bytes without reading them."""
+        """Skip bytes without reading them."""
         self.at += count
 
     def skip_strings(self, count: int, form: str) -> Generator[Range, bytes, None]:
-        """Pass over `count` strings, each with its length before it in the form `form`."""
+        """Skip `count` strings, each with its length before it in the form `form`."""
         width = struct.calcsize(form)
         left = count
         while left:
-            yield from self._refilled_if(width)
+            yield from self._refill_if_short(width)
             offset = self.at - self._begin
             if left >= MANY and form == "<Q":
-                offset, left = _passed_together(self._held, offset, left)
-            offset, left = _passed(self._held, offset, left, form)
+                offset, left = _skip_together(self._held, offset, left)
+            offset, left = _skip(self._held, offset, left, form)
             self.at = self._begin + offset
             if self.at > self._file_bytes:
                 self._cut_off()
 
-    def _refilled_if(self, count: int) -> Generator[Range, bytes, None]:
+    def _refill_if_short(self, count: int) -> Generator[Range, bytes, None]:
         offset = self.at - self._begin
         if offset < 0 or offset + count > len(self._held):
-            yield from self._refilled(count)
+            yield from self._refill(count)
 
-    def _refilled(self, count: int) -> Generator[Range, bytes, bytes]:
+    def _refill(self, count: int) -> Generator[Range, bytes, bytes]:
         """Move the view so that `count` bytes from `at` on are in it; those bytes."""
         if self.at + count > self._end:
             self._cut_off()
@@ -87,8 +87,8 @@ class Window:
         return self._held[:count]
 
 
-def _passed(held: bytes, offset: int, left: int, form: str) -> tuple[int, int]:
-    """Pass over strings one by one, as far as their lengths are in view: the new offset, and what is left."""
+def _skip(held: bytes, offset: int, left: int, form: str) -> tuple[int, int]:
+    """Skip strings one by one, as far as their lengths are in view: the new offset, and what is left."""
     unpack = struct.Struct(form).unpack_from
     width = struct.calcsize(form)
     try:  # no test of the end in the loop: a vocabulary has hundreds of thousands of strings
@@ -100,8 +100,8 @@ def _passed(held: bytes, offset: int, left: int, form: str) -> tuple[int, int]:
     return offset, left
 
 
-def _passed_together(held: bytes, offset: int, left: int) -> tuple[int, int]:
-    """Pass over short strings at once: a length below 256 is a byte before seven zeros, which text hardly
+def _skip_together(held: bytes, offset: int, left: int) -> tuple[int, int]:
+    """Skip short strings at once: a length below 256 is a byte before seven zeros, which text hardly
     ever holds. Every step is checked; where the chain breaks, the others go one by one."""
     view = np.frombuffer(held, np.uint8, offset=offset)
     if len(view) < 16:

@@ -1,9 +1,8 @@
 """The header of a safetensors file: 8 bytes of length (little endian), then JSON that places each tensor.
 
-Format: https://github.com/huggingface/safetensors#format. Everything in it is taken as a claim of a
-stranger: the length is compared with the file before a byte of the header is asked for, entries are
-decoded one at a time, and ranges must lie inside the file without overlap.
-"""
+Format: https://github.com/huggingface/safetensors#format. Everything in it is a claim: the length is
+compared with the file before a byte of the header is asked for, entries are decoded one at a time, and
+ranges must lie inside the file without overlap."""
 
 from __future__ import annotations
 
@@ -177,8 +176,8 @@ def _adds_up(usual: re.Match[str]) -> bool:
 
 
 def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    space = _SPACE.match(text, at)
+    return space.end() if space else at
 
 
 def _token(text: str, at: int, wanted: str) -> int:

@@ -39,9 +39,9 @@ def pick(sizes: Mapping[str, int], indexes: Mapping[str, Sequence[str]] | None =
         for index in INDEXES:
             listed = (indexes or {}).get(index)
             if listed and all(n.endswith(suffixes) for n in listed):
-                _demand_all(listed, sizes, index)
+                _require_all(listed, sizes, index)
                 return tuple(sorted(set(listed)))
-        return tuple(sorted(_without_doubles(names)))
+        return tuple(sorted(_without_duplicates(names)))
     return ()
 
 
@@ -98,38 +98,36 @@ def names_in_index(document: Mapping[str, object], name: str) -> tuple[str, ...]
     for file in weights.values():
         if not isinstance(file, str) or not file or file != PurePosixPath(file).name or file in {".", ".."}:
             raise ModelUnreadable(
-                "bad_index", f"{name} names {str(file)[:80]!r}, which is no file next to it"
+                "bad_index", f"{name} names {str(file)[:80]!r}, which is not a file next to it"
             )
         files.add(file)
     return tuple(sorted(files))
 
 
-def _demand_all(listed: Iterable[str], sizes: Mapping[str, int], index: str) -> None:
+def _require_all(listed: Iterable[str], sizes: Mapping[str, int], index: str) -> None:
     missing = sorted(set(listed) - set(sizes))
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelUnreadable(
-            "incomplete", f"{missing[0]}{more} named in {index} is not there", "finish the download",
-            retryable=True,
-        )  # fmt: skip
+        problem = f"{index} names {missing[0]}{more}, missing here"
+        raise ModelUnreadable("incomplete", problem, "finish the download", retryable=True)
 
 
-def _without_doubles(names: Sequence[str]) -> list[str]:
+def _without_duplicates(names: Sequence[str]) -> list[str]:
     """Drop what repeats other files of the same format."""
     native = [n for n in names if not n.startswith("consolidated")]
-    kept = native or list(names)  # Mistral's own format comes alone in some repositories
-    if not native and "consolidated.safetensors" in kept:
-        kept = ["consolidated.safetensors"]
-    plain = {n for n in kept if not _VARIANT.search(n)}
-    kept = [n for n in kept if n in plain or not _plain_twin(n, plain)]
+    chosen = native or list(names)  # Mistral's own format comes alone in some repositories
+    if not native and "consolidated.safetensors" in chosen:
+        chosen = ["consolidated.safetensors"]
+    plain = {n for n in chosen if not _VARIANT.search(n)}
+    chosen = [n for n in chosen if n in plain or not _plain_twin(n, plain)]
     # one file and its shards: `model.safetensors` beside `model-00001-of-00003.safetensors`
-    shards = [n for n in kept if _SHARD.search(n)]
+    shards = [n for n in chosen if _SHARD.search(n)]
     whole = {_SHARD.sub("", n) for n in shards}
-    kept = [n for n in kept if n not in whole]
+    chosen = [n for n in chosen if n not in whole]
     for stem in whole:
         group = [n for n in shards if _SHARD.sub("", n) == stem]
-        _demand_shards(group)
-    return kept
+        _require_shards(group)
+    return chosen
 
 
 def _plain_twin(name: str, plain: set[str]) -> bool:
@@ -139,11 +137,9 @@ def _plain_twin(name: str, plain: set[str]) -> bool:
     return any(_SHARD.sub("", other) == stem for other in plain)
 
 
-def _demand_shards(group: Sequence[str]) -> None:
-    found = {name: _SHARD.search(name) for name in group}
-    totals = {int(m.group(1)) for m in found.values() if m}
+def _require_shards(group: Sequence[str]) -> None:
+    numbered = {name: _SHARD.search(name) for name in group}
+    totals = {int(m.group(1)) for m in numbered.values() if m}
     if len(totals) == 1 and len(group) < (total := totals.pop()):
-        raise ModelUnreadable(
-            "incomplete", f"{len(group)} of {total} files like {group[0]} are there", "finish the download",
-            retryable=True,
-        )  # fmt: skip
+        problem = f"only {len(group)} of {total} files like {group[0]} are here"
+        raise ModelUnreadable("incomplete", problem, "finish the download", retryable=True)

@@ -35,11 +35,12 @@ def _certificates() -> ssl.SSLContext:
 
 
 class HubRequest:
-    """GETs to one hub with its headers. `hub` is its name in messages."""
+    """GETs to one hub with its headers. `hub` is its name in messages, `access` what to do where it refuses."""
 
-    def __init__(self, client: httpx2.AsyncClient, hub: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, client: httpx2.AsyncClient, hub: str, headers: Mapping[str, str], access: str) -> None:
         self._client = client
         self._hub = hub
+        self._access = access
         # a compressed answer could unfold to any size
         self._headers = {**headers, "accept-encoding": "identity"}
 
@@ -78,12 +79,12 @@ class HubRequest:
                 elif answer.status_code != expected:
                     raise self._refused(answer, name)
                 if answer.headers.get("content-encoding", "identity") != "identity":
-                    raise self._broken(name, "an encoding that was not asked for")
+                    raise self._broken(name, "a compressed body")
                 return await self._body(answer, name, limit)
         except httpx2.TimeoutException:
             raise timed_out(self._hub, name) from None
         except httpx2.TooManyRedirects:
-            raise self._broken(name, "redirects without end") from None
+            raise self._broken(name, "an endless chain of redirects") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.CookieConflict) as e:
             raise self._broken(name, f"an unusable address: {str(e)[:80]}") from None
         except httpx2.HTTPError as e:
@@ -114,7 +115,7 @@ class HubRequest:
             return ModelUnreadable(
                 "hub_unauthorized",
                 f"{self._hub} refuses {name} ({status}{' ' + said if said else ''})",
-                "check the name, set the hub's token, or ask for access there",
+                self._access,
             )
         if said == "RevisionNotFound":
             return ModelUnreadable("revision_not_found", f"{self._hub} has no such revision of {name}")
@@ -124,16 +125,18 @@ class HubRequest:
             after = answer.headers.get("retry-after", "")[:20]
             return ModelUnreadable(
                 "hub_busy",
-                f"{self._hub} asks to slow down (429{f', retry after {after} s' if after else ''})",
-                "a token raises the limit",
+                f"{self._hub} limits the rate of requests (429{f', retry after {after} s' if after else ''})",
+                "wait; a token raises the limit",
                 retryable=True,
             )
         return ModelUnreadable(
-            "hub_error", f"{self._hub} answers {status} for {name}", retryable=status >= 500 or status == 408
+            "hub_error",
+            f"{self._hub} answered {name} with status {status}",
+            retryable=status >= 500 or status == 408,
         )
 
     def _broken(self, name: str, what: str) -> ModelUnreadable:
-        return ModelUnreadable("hub_broken", f"{self._hub} answers {name} with {what}", retryable=True)
+        return ModelUnreadable("hub_broken", f"{self._hub} answered {name} with {what}", retryable=True)
 
 
 def timed_out(hub: str, name: str) -> ModelUnreadable:
@@ -144,7 +147,7 @@ def timed_out(hub: str, name: str) -> ModelUnreadable:
 
 
 class HubFiles:
-    """The files of one repository at one revision on a hub (a `files.Files`)."""
+    """The files of one repository at one revision on a hub (`contents.ModelFiles`)."""
 
     def __init__(
         self,
@@ -159,7 +162,7 @@ class HubFiles:
         self.key = key
         self.label = label
         self.sizes = sizes
-        self.cheap = False
+        self.is_local = False
 
     async def read(self, name: str, limit: int) -> bytes:
         """A whole file of at most `limit` bytes."""

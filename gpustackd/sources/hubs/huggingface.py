@@ -17,6 +17,7 @@ from gpustackd.sources.hubs.http import HubFiles, HubRequest
 
 ENDPOINT = "https://huggingface.co"
 NAME = "Hugging Face"
+ACCESS = "check the name, set a token (GPUSTACKD_HUGGINGFACE_TOKEN), or request access on the hub"
 
 
 class HuggingFace:
@@ -28,10 +29,10 @@ class HuggingFace:
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, not in __all__
 
         self.endpoint = (endpoint or ENDPOINT).rstrip("/")
-        # False: never a token that happens to lie in this user's home
+        # False: never a token that happens to be in this user's home
         headers = build_hf_headers(token=token or False, library_name="gpustackd")
         self._name = NAME if self.endpoint == ENDPOINT else f"{NAME} at {self.endpoint}"
-        self._request = HubRequest(client, self._name, headers)
+        self._request = HubRequest(client, self._name, headers, ACCESS)
 
     async def listing(self, repo: str, revision: str | None) -> bytes:
         """The hub's answer about a revision: JSON with `sha` and `siblings` with sizes."""
@@ -73,13 +74,15 @@ def checked_name(repo: str) -> str:
 
 def bad_name(repo: str) -> ModelUnreadable:
     """The error for a name that no repository can have."""
-    return ModelUnreadable("bad_name", f"{repo[:100]!r} is no repository name", "write it as owner/name")
+    return ModelUnreadable(
+        "bad_name", f"{repo[:100]!r} is not the name of a repository", "write it as owner/name"
+    )
 
 
 def broken(hub: str, repo: str) -> ModelUnreadable:
     """The error for a listing without what a listing has."""
     return ModelUnreadable(
-        "hub_broken", f"{hub} answers {repo} with something that is no listing", retryable=True
+        "hub_broken", f"{hub} answered {repo} with something other than a listing", retryable=True
     )
 
 

@@ -26,6 +26,7 @@ from gpustackd.sources.hubs.huggingface import bad_name, broken
 
 ENDPOINT = "https://www.modelscope.cn"
 NAME = "ModelScope"
+ACCESS = "check the name; only public models are read from this hub"
 REVISION = "master"
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,127}/[\w][\w.-]{0,127}")
@@ -37,7 +38,7 @@ class ModelScope:
     def __init__(self, client: httpx2.AsyncClient, endpoint: str | None = None) -> None:
         self.endpoint = (endpoint or ENDPOINT).rstrip("/")
         self._name = NAME if self.endpoint == ENDPOINT else f"{NAME} at {self.endpoint}"
-        self._request = HubRequest(client, self._name, {"user-agent": "gpustackd"})
+        self._request = HubRequest(client, self._name, {"user-agent": "gpustackd"}, ACCESS)
 
     async def listing(self, model_id: str, revision: str | None) -> bytes:
         """The hub's answer about all files of a revision."""

@@ -19,7 +19,7 @@ from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.paths import Presence
 from gpustackd.errors import ModelUnreadable
 from gpustackd.ports import Wake
-from gpustackd.sources.workers.file_api import WorkerFiles, WorkerHost
+from gpustackd.sources.worker_files import WorkerFiles, WorkerHost
 from tests.fleets import model
 from tests.worker_api import WorkerApi
 

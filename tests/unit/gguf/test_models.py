@@ -10,11 +10,9 @@ import pytest
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.errors import ModelUnreadable
+from gpustackd.sources.access import ReaderOptions
 from gpustackd.sources.gguf_files import shards
-from gpustackd.sources.gguf_model import GgufModels
-from gpustackd.sources.library import ReaderOptions
-from gpustackd.sources.local.directory import PathAbsent
-from gpustackd.sources.origin import FileOrigin
+from gpustackd.sources.local_files import PathAbsent
 from gpustackd.sources.reader import Reader
 from tests.gguf_files import Writer, file_bytes, write
 from tests.hub import Answer, Hub, Repo, Sparse
@@ -115,7 +113,7 @@ async def test_a_long_vocabulary_is_fetched_piece_by_piece_to_its_end() -> None:
 async def test_a_pattern_names_a_file_and_the_first_of_several_models_is_taken() -> None:
     files = {"a-Q4_K_M.gguf": sparse(), "b-Q4_K_M.gguf": sparse(), "a-Q8_0.gguf": sparse()}
     facts = await read(files, spec("*Q4_K_M*.gguf"))
-    assert facts.warnings == (f"*Q4_K_M*.gguf fits 2 models in {NAME}: a-Q4_K_M.gguf is taken",)
+    assert facts.warnings == (f"*Q4_K_M*.gguf matches 2 models in {NAME}; using a-Q4_K_M.gguf",)
     assert (await read(files, spec("*Q8_0*.gguf"))).warnings == ()
     error = await refused(files, spec("*Q2_K*.gguf"))
     assert error.code == "no_such_file"
@@ -149,9 +147,9 @@ async def test_a_missing_shard_is_told_and_may_still_come() -> None:
 async def test_shards_that_do_not_belong_together_are_refused() -> None:
     files = sharded()
     files["Q4_0/tiny-00002-of-00003.gguf"] = files["Q4_0/tiny-00001-of-00003.gguf"]
-    assert "in two of its parts" in str(await refused(files, spec("Q4_0/tiny-00001-of-00003.gguf")))
+    assert "in two of its shards" in str(await refused(files, spec("Q4_0/tiny-00001-of-00003.gguf")))
     files["Q4_0/tiny-00002-of-00003.gguf"] = sparse({}, TENSORS[1:2])
-    assert "3 tensors in its parts, 4 are promised" in str(
+    assert "3 tensors in its shards instead of 4" in str(
         await refused(files, spec("Q4_0/tiny-00001-of-00003.gguf"))
     )
 
@@ -159,7 +157,7 @@ async def test_shards_that_do_not_belong_together_are_refused() -> None:
 def test_numbers_of_shards_that_cannot_be_are_no_shards() -> None:
     for name in ("m-00000-of-00003.gguf", "m-00001-of-00000.gguf", "m-1-of-3.gguf"):
         assert shards({name: 1}, name, "here") == (name,)
-    with pytest.raises(ModelUnreadable, match=r"lacks m-00002-of-99999\.gguf, one of 99999 parts"):
+    with pytest.raises(ModelUnreadable, match=r"lacks m-00002-of-99999\.gguf, one of its 99999 shards"):
         shards({"m-00001-of-99999.gguf": 1}, "m-00001-of-99999.gguf", "here")
 
 
@@ -277,18 +275,3 @@ async def test_a_hub_that_cuts_a_file_short_is_told_from_a_bad_file() -> None:
     cut = Sparse(sparse().head, len(sparse().head) + 100)
     error = await refused({"tiny.gguf": cut}, spec())
     assert (error.code, error.retryable) == ("cut_off", True)
-
-
-async def test_an_own_reader_of_headers_may_be_given(tmp_path: Path) -> None:
-    inner = GgufModels()
-    asked: list[str] = []
-
-    async def spying(spec: Any, origin: FileOrigin, library: Any) -> ModelFacts:
-        asked.append(origin.name)
-        return await inner(spec, origin, library)
-
-    model = write(tmp_path / "m.gguf", VALUES, TENSORS)
-    async with Reader(gguf=spying) as reader:
-        await reader.facts(a_model(source="local_path", local_path=str(model)))
-        await reader.facts(a_model(source="local_path", local_path=str(model)))
-    assert asked == [str(model)]

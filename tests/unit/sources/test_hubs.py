@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources.library import ReaderOptions
+from gpustackd.sources.access import ReaderOptions
 from gpustackd.sources.reader import Reader
 from tests.hub import Answer, Hub, Repo, Sparse, repo_of, safetensors, size_of
 from tests.safetensors_files import encode
@@ -120,7 +120,7 @@ async def test_a_gated_repository_wants_the_token_and_says_so() -> None:
     async with Hub({NAME: Repo(repo().files, gated=True)}) as hub:
         error = await refused(hub, spec())
         assert (error.code, error.retryable) == ("hub_unauthorized", False)
-        assert "token" in error.remedy
+        assert "GPUSTACKD_HUGGINGFACE_TOKEN" in error.remedy
         async with Reader(options(hub, huggingface_token=hub.token)) as reader:
             assert (await reader.facts(spec())).weight_bytes
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources.local.directory import PathAbsent, read, scan
+from gpustackd.sources.local_files import PathAbsent, read, scan
 from gpustackd.sources.reader import Reader
 from tests.safetensors_files import data_bytes, encode
 from tests.specs import a_model, known_models

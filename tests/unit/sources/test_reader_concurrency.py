@@ -9,8 +9,8 @@ import pytest
 
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.errors import ModelUnreadable
+from gpustackd.sources.access import ReaderOptions
 from gpustackd.sources.cache.single_flight import SingleFlight
-from gpustackd.sources.library import ReaderOptions
 from gpustackd.sources.reader import Reader
 from tests.hub import Hub, repo_of
 from tests.specs import a_model, known_models

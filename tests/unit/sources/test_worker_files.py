@@ -9,10 +9,9 @@ import pytest
 
 from gpustackd.domain.fleet.rows import WorkerRow
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources.library import ReaderOptions
+from gpustackd.sources.access import ReaderOptions
 from gpustackd.sources.reader import Reader
-from gpustackd.sources.workers.file_api import Hosts, WorkerFiles, WorkerHost
-from gpustackd.sources.workers.hosts import hosts_of
+from gpustackd.sources.worker_files import Hosts, WorkerFiles, WorkerHost, hosts_of
 from tests import peer_cases as peer
 from tests.specs import a_model, known_models
 from tests.worker_api import WorkerApi
@@ -85,7 +84,7 @@ async def test_a_pipeline_on_workers_is_an_image_model() -> None:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"status": 404}, "no such file"),
+        ({"status": 404}, "does not have the file"),
         ({"status": 403}, "403"),
         ({"status": 400}, "400"),
         ({"status": 401}, "token"),
@@ -93,7 +92,7 @@ async def test_a_pipeline_on_workers_is_an_image_model() -> None:
         ({"body": b"{broken"}, "not valid JSON"),
         ({"body": b"{}"}, "empty"),
         ({"body": b"null"}, "empty"),
-        ({"body": b'["x"]'}, "no JSON object"),
+        ({"body": b'["x"]'}, "other than a JSON object"),
         ({"body": b"x" * 10_000_001}, "more than"),
         ({"silent": True}, "did not answer"),
     ],
@@ -161,7 +160,7 @@ async def test_a_size_that_no_worker_tells_is_unknown_with_the_reasons() -> None
     ):
         facts = await reader.facts(spec())
         assert facts.weight_bytes is None
-        assert "w1: has no such file" in facts.unknown_because
+        assert "w1: does not have the file" in facts.unknown_because
 
 
 async def test_nobody_to_ask_is_said_with_who_was_left_out() -> None:

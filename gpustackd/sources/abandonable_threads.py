@@ -16,8 +16,6 @@ import anyio
 from anyio import from_thread
 from anyio.lowlevel import current_token
 
-from gpustackd.errors import ModelUnreadable
-
 T = TypeVar("T")
 
 
@@ -38,7 +36,8 @@ class AbandonableThreads:
         return self._busy.get(group, 0)
 
     async def run(self, call: Callable[[], T], *, group: str = "") -> T:
-        """Await `call()` in a thread of its own. Cancelling the wait abandons the thread."""
+        """Await `call()` in a thread of its own and return its result, or raise what it raised. Cancelling
+        the wait abandons the thread."""
         while self.busy(group) >= self._limit:
             await self._freed.setdefault(group, anyio.Event()).wait()
         self._busy[group] = self.busy(group) + 1
@@ -87,13 +86,3 @@ def mount_of(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> str:
         if len(point) > len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
             best = point
     return best
-
-
-def hangs(path: str, seconds: float) -> ModelUnreadable:
-    """The error for a path whose file system did not answer in time."""
-    return ModelUnreadable(
-        "file_system_hangs",
-        f"the file system at {mount_of(path)} did not answer within {seconds:g} s while {path} was read",
-        "check the mount",
-        retryable=True,
-    )

@@ -1,20 +1,25 @@
-"""Model files that only workers have, asked of their file API: all at once, the first good answer counts.
+"""Model files that only workers have, asked for over their file API: all at once, the first good answer
+counts.
 
-Contract section 3: `GET /files/model-config?path=` answers the JSON of a file, `/files/file-exists?path=`
-says whether a path is there, `/files/model-weight-size?path=` answers `{"size": bytes}`.
+A worker answers at `http://{advertise_address or ip}:{port}`, to the bearer token of the settings:
+`GET /files/model-config?path=` the JSON of a file, `/files/file-exists?path=` `{"exists": bool, ...}`,
+`/files/model-weight-size?path=` `{"size": bytes}`.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
 import httpx2
 
-from gpustackd.errors import ModelUnreadable
+from gpustackd.domain.fleet.rows import WorkerRow
+from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.errors import BadRow, ModelUnreadable
+from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.sources.formats import bounded_json
 
 T = TypeVar("T")
@@ -23,7 +28,8 @@ TOTAL_SECONDS = 15.0
 CONNECT_SECONDS = 5.0
 AT_ONCE = 64
 """Requests in flight for one question, however large the fleet is."""
-SHOWN = 3
+REASONS_SHOWN = 3
+READY = "READY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +42,44 @@ class WorkerHost:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Whom to ask about one model, in the order of asking, and why others are left out."""
+    """Workers to ask about one model, in the order of asking, and why others are left out."""
 
     hosts: tuple[WorkerHost, ...] = ()
     dropped: tuple[str, ...] = ()
 
 
+def hosts_of(spec: ModelSpec, workers: Iterable[WorkerRow], having_file: Collection[int] = ()) -> Hosts:
+    """READY workers with a file API that the model may use: of its cluster, among its picked GPUs, by its
+    labels. Those in `having_file` (ids with a READY copy of the model) are asked first."""
+    picked = {g.worker for g in spec.gpu_ids}
+    try:
+        terms = LabelFilter.of(spec.worker_selector).terms if spec.worker_selector is not None else ()
+    except BadRow as e:
+        return Hosts(dropped=(str(e),))
+    hosts: list[tuple[bool, WorkerHost]] = []
+    dropped: list[str] = []
+    for row in workers:
+        if spec.cluster_id is not None and row.cluster_id != spec.cluster_id:
+            continue  # of another cluster: nothing to explain
+        address = row.advertise_address or row.ip
+        if picked and row.name not in picked:
+            dropped.append(f"{row.name} has none of the selected GPUs")
+        elif (term := next((t for t in terms if not t.holds(row.labels)), None)) is not None:
+            dropped.append(f"{row.name} lacks label {term}")
+        elif row.state != READY:
+            dropped.append(f"{row.name} is {row.state}")
+        elif not address or not row.port:
+            dropped.append(f"{row.name} has no address or port")
+        else:
+            host = f"[{address}]" if ":" in address else address
+            hosts.append((row.id not in having_file, WorkerHost(row.name, f"http://{host}:{row.port}")))
+    hosts.sort(key=lambda pair: pair[0])
+    return Hosts(tuple(host for _, host in hosts), tuple(dropped))
+
+
 class WorkerFiles:
-    """The file API of workers. The client ignores proxies of the environment: workers are inside."""
+    """The file API of workers. Limits in seconds: `total` for one answer, `connect` for its connection.
+    Proxies of the environment are ignored: workers are inside the cluster."""
 
     def __init__(
         self, token: str | None = None, *, total: float = TOTAL_SECONDS, connect: float = CONNECT_SECONDS
@@ -69,16 +105,16 @@ class WorkerFiles:
             data = await self._get(host, "/files/model-config", path, bounded_json.CONFIG.size)
             document = bounded_json.parse(data, f"{path} on {host.name}")
             if not document:
-                raise _NoAnswer("has no such file, or an empty one")
+                raise _NoAnswer("does not have the file, or it is empty")
             if not isinstance(document, dict):
-                raise _NoAnswer("has no JSON object there")
+                raise _NoAnswer("answers with something other than a JSON object")
             return document
 
         return await self._first(hosts, ask, path, model)
 
     async def weight_size(self, hosts: Hosts, path: str, model: str) -> tuple[int, str]:
-        """Bytes of the weights below `path`, and the worker that said so. An answer of 0 bytes counts as "has
-        none": no model that an engine can load has no weights."""
+        """Bytes of the weights below `path`, and the name of the worker that said so. An answer of 0 bytes
+        counts as "has none". Raise ModelUnreadable (retryable) where no worker has any."""
 
         async def ask(host: WorkerHost) -> int:
             document = bounded_json.parse(
@@ -86,7 +122,7 @@ class WorkerFiles:
             )
             size = document.get("size") if isinstance(document, dict) else document
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**62:
-                raise _NoAnswer("answers with no size")
+                raise _NoAnswer("answers without a size")
             if size == 0:
                 raise _NoAnswer("has no weights there")
             return size
@@ -107,6 +143,7 @@ class WorkerFiles:
     async def _first(
         self, hosts: Hosts, ask: Callable[[WorkerHost], Awaitable[T]], path: str, model: str
     ) -> tuple[T, str]:
+        """The first answer that counts, and the name of the worker that gave it."""
         if not hosts.hosts:
             raise _nobody(hosts, path, model)
         winner: list[tuple[T, str]] = []
@@ -147,7 +184,7 @@ class WorkerFiles:
         try:
             async with self._client.stream("GET", host.url + route, params={"path": path}) as answer:
                 if answer.status_code != 200:
-                    raise _NoAnswer(_MEANINGS.get(answer.status_code, f"answers {answer.status_code}"))
+                    raise _NoAnswer(_STATUS_MEANING.get(answer.status_code, f"answers {answer.status_code}"))
                 chunks: list[bytes] = []
                 got = 0
                 async for chunk in answer.aiter_bytes(65536):
@@ -156,7 +193,7 @@ class WorkerFiles:
                         raise _NoAnswer(f"answers with more than {limit} bytes")
                     chunks.append(chunk)
         except httpx2.ConnectTimeout:
-            raise _NoAnswer("takes no connection in time") from None
+            raise _NoAnswer("did not accept a connection in time") from None
         except httpx2.TimeoutException:
             raise _NoAnswer("did not answer in time") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as e:
@@ -168,25 +205,22 @@ class _NoAnswer(Exception):
     """Why one worker's answer does not count."""
 
 
-_MEANINGS = {
-    400: "has no readable file there (400)", 401: "refuses our token (401)",
-    403: "does not let the file be read (403)", 404: "has no such file (404)",
+_STATUS_MEANING = {
+    400: "does not have a readable file there (400)", 401: "refuses the token (401)",
+    403: "does not allow the file to be read (403)", 404: "does not have the file (404)",
 }  # fmt: skip
 
 
 def _nobody(hosts: Hosts, path: str, model: str) -> ModelUnreadable:
-    because = f"no worker fits: {_some(hosts.dropped)}" if hosts.dropped else "there is no worker to ask"
-    return ModelUnreadable(
-        "no_workers",
-        f"{path} of {model} is not on this host, and {because}",
-        "put the files where this process or a worker can read them",
-        retryable=True,
-    )
+    because = f"no worker can be asked: {_some(hosts.dropped)}" if hosts.dropped else "there are no workers"
+    problem = f"{path} of {model} is not on this host, and {because}"
+    remedy = "put the files where this process or a worker can read them"
+    return ModelUnreadable("no_workers", problem, remedy, retryable=True)
 
 
 def _some(lines: Sequence[str]) -> str:
-    shown = "; ".join(line[:200] for line in lines[:SHOWN])
-    return shown + (f"; +{len(lines) - SHOWN} more" if len(lines) > SHOWN else "")
+    shown = "; ".join(line[:200] for line in lines[:REASONS_SHOWN])
+    return shown + (f"; +{len(lines) - REASONS_SHOWN} more" if len(lines) > REASONS_SHOWN else "")
 
 
 def _count(n: int) -> str:

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.sources.local.abandonable_threads import AbandonableThreads, mount_of
-from gpustackd.sources.local.directory import in_time
+from gpustackd.sources.abandonable_threads import AbandonableThreads, mount_of
+from gpustackd.sources.local_files import in_time
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +74,7 @@ async def test_a_place_is_free_again_when_the_stuck_call_returns(stuck: Path) ->
 
 SCRIPT = """
 import os, sys, anyio
-from gpustackd.sources.local.abandonable_threads import AbandonableThreads
+from gpustackd.sources.abandonable_threads import AbandonableThreads
 
 async def main():
     threads = AbandonableThreads()

@@ -1,8 +1,8 @@
 """Reading one directory tree of this host: sizes and beginnings of regular files, nothing else is opened.
 
-Blocking; meant for `abandon.AbandonableThreads`. Paths come from rows of a table, so they are data: a FIFO, a
-device or a socket is refused by its type before it is opened (and opened without blocking, in case it
-was exchanged in between), symlink loops and files beyond their limit are errors with a name.
+The functions block and are run in threads that can be abandoned. Paths come from rows of a table, so they are
+data: a FIFO, a device or a socket is refused by its type before it is opened (and opened without blocking, in
+case it was exchanged in between); symlink loops and files beyond their limit are errors that name them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import TypeVar
 import anyio
 
 from gpustackd.errors import ModelUnreadable
+from gpustackd.sources.abandonable_threads import AbandonableThreads, mount_of
 from gpustackd.sources.formats.bounded_json import too_large
-from gpustackd.sources.local.abandonable_threads import AbandonableThreads, hangs, mount_of
 
 T = TypeVar("T")
 
 MAX_ENTRIES = 20_000
-"""Files of one tree that are looked at."""
+"""Files of one tree that are listed."""
 MAX_LEVELS = 4
-"""Directories below the root that are looked into, for pipelines."""
-READ_WHOLE = ("config.json", "model_index.json")
+"""Levels of directories below the root that are listed for pipelines."""
+CONFIGURATIONS = ("config.json", "model_index.json")
 
 
 class PathAbsent(ModelUnreadable):
-    """Nothing that this process can read is at the path; a worker may have it."""
+    """This process can read nothing at the path; a worker may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def real_directory(path: str) -> str:
     """Resolve a model's `local_path`. Raise ModelUnreadable (PathAbsent where it is not on this host)."""
     if "\0" in path or not path.startswith("/"):
         raise ModelUnreadable(
-            "bad_path", f"local_path {path!r} is not absolute", "give the path from the root on"
+            "bad_path", f"local_path {path!r} is not absolute", "give the path from the root"
         )
     try:
         real = os.path.realpath(path, strict=True)
@@ -65,26 +65,26 @@ def scan(path: str, *, deep: bool = False) -> Tree:
     followed for files (hub caches consist of them) and never for directories below the root. Something else
     under the name of a configuration is listed with 0 bytes; reading it says what it is."""
     root = real_directory(path)
-    found: dict[str, tuple[int, int]] = {}
+    entries: dict[str, tuple[int, int]] = {}
 
     def look(levels: int) -> None:
         for name, info in _walk(root, "", levels):
-            if len(found) >= MAX_ENTRIES:
-                raise ModelUnreadable("too_many_files", f"{path} holds more than {MAX_ENTRIES} files")
-            found[name] = (info.st_size, info.st_mtime_ns)
+            if len(entries) >= MAX_ENTRIES:
+                raise ModelUnreadable("too_many_files", f"{path} has more than {MAX_ENTRIES} files")
+            entries[name] = (info.st_size, info.st_mtime_ns)
 
     try:
         look(0)
-        for name in READ_WHOLE:  # whatever else bears such a name is told when it is read
-            if name not in found and os.path.lexists(f"{root}/{name}"):
-                found[name] = (0, 0)
-        if deep and "model_index.json" in found:
+        for name in CONFIGURATIONS:  # anything else under such a name is refused when it is read
+            if name not in entries and os.path.lexists(f"{root}/{name}"):
+                entries[name] = (0, 0)
+        if deep and "model_index.json" in entries:
             look(MAX_LEVELS)
     except OSError as e:
         raise _of(e, path) from None
-    text = "\n".join(f"{n}\0{s}\0{t}" for n, (s, t) in sorted(found.items()))
+    text = "\n".join(f"{n}\0{s}\0{t}" for n, (s, t) in sorted(entries.items()))
     digest = sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-    return Tree(root, {n: s for n, (s, _) in found.items()}, digest)
+    return Tree(root, {n: s for n, (s, _) in entries.items()}, digest)
 
 
 def read(root: str, name: str, limit: int) -> bytes:
@@ -110,13 +110,13 @@ def read_range(root: str, name: str, start: int, length: int) -> bytes:
 def _open(root: str, name: str) -> tuple[int, int]:
     path = f"{root}/{name}"
     try:
-        _demand_regular(Path(path).stat().st_mode, path)
+        _require_regular(Path(path).stat().st_mode, path)
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as e:
         raise _of(e, path) from None
     try:
         info = os.fstat(handle)
-        _demand_regular(info.st_mode, path)
+        _require_regular(info.st_mode, path)
     except BaseException:
         os.close(handle)
         raise
@@ -141,7 +141,7 @@ def _walk(root: str, below: str, levels: int) -> Iterator[tuple[str, os.stat_res
                 yield name, info
 
 
-def _demand_regular(mode: int, path: str) -> None:
+def _require_regular(mode: int, path: str) -> None:
     if not stat.S_ISREG(mode):
         raise ModelUnreadable("not_a_file", f"{path} is {_kind(mode)}, not a regular file")
 
@@ -158,16 +158,16 @@ def _of(e: OSError, path: str) -> ModelUnreadable:
     if e.errno in {errno.ENOENT, errno.ENOTDIR}:
         return PathAbsent("path_absent", f"{path} does not exist on this host", retryable=True)
     if e.errno in {errno.EACCES, errno.EPERM}:
-        return PathAbsent("no_permission", f"{path} may not be read by this process", retryable=True)
+        return PathAbsent("no_permission", f"this process has no permission to read {path}", retryable=True)
     if e.errno == errno.ELOOP:
-        return ModelUnreadable("symlink_loop", f"{path} runs in a circle of symbolic links")
+        return ModelUnreadable("symlink_loop", f"{path} is a loop of symbolic links")
     if e.errno == errno.ENAMETOOLONG:
         return ModelUnreadable("bad_path", f"local_path of {len(path)} characters is too long")
     return ModelUnreadable("io_error", f"{path}: {os.strerror(e.errno or 0)}", retryable=True)
 
 
 class LocalFiles:
-    """A scanned directory as `files.Files`, read in threads that may be left behind."""
+    """A scanned directory as `contents.ModelFiles`."""
 
     def __init__(self, tree: Tree, label: str, threads: AbandonableThreads, seconds: float) -> None:
         self._tree = tree
@@ -177,7 +177,7 @@ class LocalFiles:
         self.key = f"local_path:{tree.root}@{tree.fingerprint}"
         self.label = label
         self.sizes: Mapping[str, int] = tree.sizes
-        self.cheap = True
+        self.is_local = True
 
     @classmethod
     async def open(
@@ -208,4 +208,7 @@ async def in_time(
         with anyio.fail_after(seconds):
             return await threads.run(call, group=mount if mount is not None else mount_of(path))
     except TimeoutError:
-        raise hangs(path, seconds) from None
+        problem = (
+            f"the file system at {mount_of(path)} did not answer within {seconds:g} s while reading {path}"
+        )
+        raise ModelUnreadable("file_system_hangs", problem, "check the mount", retryable=True) from None

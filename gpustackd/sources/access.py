@@ -1,4 +1,5 @@
-"""Opens the files of an origin and reads their parts, each within its time and through the cache on disk."""
+"""Access to models wherever they are: opens an origin and reads its parts, in bounded time and through the
+cache on disk."""
 
 from __future__ import annotations
 
@@ -13,23 +14,23 @@ from typing import Any, TypeVar
 import anyio
 
 from gpustackd.domain.model_spec import Source
+from gpustackd.domain.origin import FileOrigin
 from gpustackd.errors import ModelUnreadable
 from gpustackd.sources import contents
+from gpustackd.sources.abandonable_threads import AbandonableThreads
 from gpustackd.sources.cache.disk import DiskCache
 from gpustackd.sources.cache.hub_files import GROUP, CachedFiles
-from gpustackd.sources.files import ModelFiles
+from gpustackd.sources.contents import ModelFiles
 from gpustackd.sources.hubs.http import hub_client
 from gpustackd.sources.hubs.huggingface import HuggingFace
 from gpustackd.sources.hubs.model_scope import ModelScope
-from gpustackd.sources.local.abandonable_threads import AbandonableThreads
-from gpustackd.sources.local.directory import LocalFiles
-from gpustackd.sources.origin import FileOrigin
+from gpustackd.sources.local_files import LocalFiles
 
 T = TypeVar("T")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 PINNED_SECONDS = 30 * 24 * 3600.0
-"""What belongs to a commit does not change; it is only forgotten."""
+"""How long the cache on disk has what belongs to a commit. It never changes, but is forgotten in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ReaderOptions:
     modelscope_endpoint: str | None = None
     worker_token: str | None = None
     cache_dir: Path | None = None
-    """None = nothing is kept on disk."""
+    """None = no cache on disk."""
     reads_at_once: int = 16
     hub_seconds: float = 15.0
     """Each step: listing, configuration, sizing, adapters."""
@@ -50,29 +51,32 @@ class ReaderOptions:
     worker_seconds: float = 15.0
     worker_connect_seconds: float = 5.0
     local_fresh: float = 60.0
-    """How long a path's facts are taken as they are before the directory is looked at again."""
+    """How long facts of a path are used before the directory is looked at again."""
     hub_fresh: float = 3600.0
-    """How long a branch is taken to be at the commit that was seen."""
+    """How long a branch is assumed to stay at the commit that was seen."""
     failure_fresh: float = 10.0
-    """How long a hub's refusal answers for the next instance of the same model."""
+    """How long a failure answers for further instances of the same model."""
     size_draft: bool = False
     """Whether the draft model of a speculative configuration is sized too."""
-    at_hand: bool = True
-    """Whether what talks to a hub is loaded at once; it takes a while, which a command may never need."""
+    eager: bool = True
+    """Whether the hub's library is loaded at once. That takes a while, and a command may never need it."""
 
 
-class Library:
-    """All sources that have listings. `wall` is the wall clock in seconds (for what lies on disk)."""
+class SourceAccess:
+    """One per process, over local paths and hubs. `wall` is the wall clock in seconds, for the cache on disk;
+    paths of this host are read in `threads`."""
 
-    def __init__(self, options: ReaderOptions, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, options: ReaderOptions, threads: AbandonableThreads, wall: Callable[[], float]
+    ) -> None:
         self._options = options
         self._client = hub_client(options.hub_seconds)
-        if options.at_hand:
+        if options.eager:
             _ = self._hub
         self._scope = ModelScope(self._client, options.modelscope_endpoint)
-        self.threads = AbandonableThreads()
-        self._cache = DiskCache(options.cache_dir, wall) if options.cache_dir else None
-        self._big = anyio.Semaphore(1)
+        self._threads = threads
+        self._disk = DiskCache(options.cache_dir, wall) if options.cache_dir else None
+        self._large_headers = anyio.Semaphore(1)
 
     @cached_property
     def _hub(self) -> HuggingFace:
@@ -84,14 +88,15 @@ class Library:
         await self._client.aclose()
 
     async def open(self, origin: FileOrigin, *, deep: bool = False) -> ModelFiles:
-        """List an origin. `deep`: directories of a local path too (hubs always list them)."""
+        """List the files of an origin. `deep`: directories of a local path too (hubs always list them). Raise
+        ModelUnreadable, PathAbsent where a path is not on this host."""
         if origin.source is Source.LOCAL_PATH:
-            return await LocalFiles.open(origin.name, self.threads, self._options.local_seconds, deep=deep)
+            return await LocalFiles.open(origin.name, self._threads, self._options.local_seconds, deep=deep)
         return await within(self._options.hub_seconds, lambda: self._open_hub(origin), origin.name)
 
     async def config(self, files: ModelFiles) -> Mapping[str, Any] | None:
         """`config.json`; None where the model has none."""
-        return await within(self._seconds(files), lambda: contents.read_config(files), files.label)
+        return await self.timed(files, lambda: contents.read_config(files))
 
     async def model_index(self, files: ModelFiles) -> Any | None:
         """`model_index.json` of a pipeline; None where there is none."""
@@ -99,52 +104,50 @@ class Library:
             self._options.probe_seconds, lambda: contents.read_model_index(files), files.label
         )
 
-    async def weights(self, files: ModelFiles, model_index: Any | None = None) -> contents.WeightFiles:
+    async def weights(self, files: ModelFiles, model_index: Any | None = None) -> contents.Weights:
         """Sizes and types of the weights, once per commit or fingerprint."""
         key = f"{files.key}/@weights{'' if model_index is None else ':pipeline'}"
-        kept = await self.kept(key)
-        if kept is not None:
+        if (cached := await self.cached(key)) is not None:
             with suppress(ValueError, KeyError, TypeError):
-                return contents.from_json(kept)
-        found = await within(
-            self._seconds(files),
-            lambda: contents.read_weights(files, model_index, big=self._big),
-            files.label,
+                return contents.from_json(cached)
+        weights = await self.timed(
+            files, lambda: contents.read_weights(files, model_index, large_headers=self._large_headers)
         )
-        await self.keep(key, contents.as_json(found), PINNED_SECONDS)
-        return found
+        await self.cache(key, contents.as_json(weights), PINNED_SECONDS)
+        return weights
 
     async def timed(self, files: ModelFiles, call: Callable[[], Awaitable[T]]) -> T:
-        """Await one step of reading these files, for as long as a step may take."""
+        """Await one step of reading these files. Raise ModelUnreadable (`timeout`) where it takes too
+        long."""
         return await within(self._seconds(files), call, files.label)
 
-    async def kept(self, key: str) -> bytes | None:
-        """What lies on disk under this key."""
-        cache = self._cache
-        return await self.threads.run(lambda: cache.get(key), group=GROUP) if cache else None
+    async def cached(self, key: str) -> bytes | None:
+        """What the cache on disk has under this key."""
+        disk = self._disk
+        return await self._threads.run(lambda: disk.get(key), group=GROUP) if disk else None
 
-    async def keep(self, key: str, body: bytes, seconds: float) -> None:
-        """Put it there for so long, where anything is kept on disk."""
-        if (cache := self._cache) is not None:
-            await self.threads.run(lambda: cache.put(key, body, seconds), group=GROUP)
+    async def cache(self, key: str, body: bytes, seconds: float) -> None:
+        """Put it there for so long, where there is a cache on disk."""
+        if (disk := self._disk) is not None:
+            await self._threads.run(lambda: disk.put(key, body, seconds), group=GROUP)
 
     async def _open_hub(self, origin: FileOrigin) -> ModelFiles:
         hub = self._scope if origin.source is Source.MODEL_SCOPE else self._hub
         key = f"{origin.source}:{hub.endpoint}:{origin.name}@{origin.revision or ''}/@listing"
-        listing = await self.kept(key)
+        listing = await self.cached(key)
         fresh = listing is None
         if listing is None:
             listing = await hub.listing(origin.name, origin.revision)
         files = hub.files(origin.name, origin.revision, listing)
         if fresh:
             pinned = bool(origin.revision and _COMMIT.fullmatch(origin.revision))
-            await self.keep(key, listing, PINNED_SECONDS if pinned else self._options.hub_fresh)
-        if self._cache is None:
+            await self.cache(key, listing, PINNED_SECONDS if pinned else self._options.hub_fresh)
+        if self._disk is None:
             return files
-        return CachedFiles(files, self._cache, self.threads, PINNED_SECONDS)
+        return CachedFiles(files, self._disk, self._threads, PINNED_SECONDS)
 
     def _seconds(self, files: ModelFiles) -> float:
-        return self._options.local_seconds if files.cheap else self._options.hub_seconds
+        return self._options.local_seconds if files.is_local else self._options.hub_seconds
 
 
 async def within(seconds: float, call: Callable[[], Awaitable[T]], label: str) -> T:
@@ -154,5 +157,8 @@ async def within(seconds: float, call: Callable[[], Awaitable[T]], label: str) -
             return await call()
     except TimeoutError:
         raise ModelUnreadable(
-            "timeout", f"{label} was not read within {seconds:g} s", "check hub and network", retryable=True
+            "timeout",
+            f"{label} was not read within {seconds:g} s",
+            "check the hub and the network",
+            retryable=True,
         ) from None

@@ -9,8 +9,8 @@ import pytest
 
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.origin import adapter_origins
-from gpustackd.sources.copies import settled
-from gpustackd.sources.library import ReaderOptions
+from gpustackd.sources.access import ReaderOptions
+from gpustackd.sources.model_facts import with_copy_size
 from gpustackd.sources.reader import Reader
 from tests.hub import Hub, repo_of, size_of
 from tests.specs import a_model, known_models
@@ -43,7 +43,7 @@ def read(weights: int | None = 100, listed: int | None = 150, **more: Any) -> Mo
 def test_a_copy_goes_before_its_source_unless_the_listing_explains_it(
     facts: ModelFacts, copy: int | None, weights: int
 ) -> None:
-    found = settled(facts, copy)
+    found = with_copy_size(facts, copy)
     assert found.weight_bytes == weights
     assert (found is facts) == (weights == facts.weight_bytes)
     if found is not facts:

@@ -1,1 +1,0 @@
-"""Model directories on this host."""

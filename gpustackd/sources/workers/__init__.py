@@ -1,1 +1,0 @@
-"""Model files on workers, through their file API."""
