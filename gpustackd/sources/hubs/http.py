@@ -35,7 +35,7 @@ def _certificates() -> ssl.SSLContext:
 
 
 class HubRequest:
-    """GETs to one hub with its headers. `hub` is its name in messages, `access` what to do where it refuses."""
+    """GETs to one hub. `hub` is its name in messages, `access` what to do where it refuses."""
 
     def __init__(self, client: httpx2.AsyncClient, hub: str, headers: Mapping[str, str], access: str) -> None:
         self._client = client
