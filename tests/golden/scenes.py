@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -16,8 +16,12 @@ from tests import fleets, gguf_models, peer_cases
 from tests.fleets import demand, fleet, model
 from tests.unit.placement import pools
 
-SEEDS = 60
-"""Random fleets in the record."""
+SEEDS, WHOLE = 60, 25
+"""Random fleets in the record, and of how many every decision is in it."""
+
+
+Step = Demand | Callable[[Fleet], None]
+"""A decision, or what happens to the fleet between two."""
 
 
 @dataclass
@@ -26,10 +30,16 @@ class Scene:
 
     name: str
     fleet: Fleet
-    demands: list[Demand]
+    demands: Sequence[Step]
     policy: Policy = field(default_factory=Policy)
     repeat: int = 1
     """Instances of each demand, decided one after another."""
+    advised: bool = False
+    """Whether suggestions are asked for where there is no place."""
+    sized: bool = False
+    """Whether the size of each demand is recorded too."""
+    summed: bool = False
+    """Recorded by counts and a digest alone."""
 
 
 def all_scenes() -> Iterator[Scene]:
@@ -67,7 +77,8 @@ def _random(seed: int) -> Scene:
     chance = Random(seed)
     on = fleet(" + ".join(chance.sample(FLEET_TERMS, chance.randint(2, 5))))
     policy = Policy(strategy=chance.choice(list(Strategy)))
-    return Scene(f"seed/{seed}", on, [_demand(chance, n) for n in range(1, 6)], policy, chance.randint(1, 6))
+    wanted = [_demand(chance, n) for n in range(1, 6)]
+    return Scene(f"seed/{seed}", on, wanted, policy, chance.randint(1, 6), summed=seed >= WHOLE)
 
 
 def _demand(chance: Random, n: int) -> Demand:
