@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from gpustackd.domain.backends import Backends
+from gpustackd.domain.bookings import Booking
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.fleet.fleet import Booking, GpuRow, WorkerRow
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.domain.placement_hints import NO_HINTS, PlacementHints

@@ -16,9 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from gpustackd.domain.bookings import Booking
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import HyperParameters, ModelFacts
-from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, Ints, WorkerRow
+from gpustackd.domain.fleet.columns import Ints
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import GpuId, GpuSelector, ModelSpec
 from gpustackd.domain.outcome import NoFit, Outcome, Placed, Placement
 from gpustackd.placement.decide import decide

@@ -13,9 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from gpustackd.domain.bookings import Booking
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import HyperParameters, ModelFacts
-from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.gguf_levels import GgufNeed, Level, Share
 from gpustackd.domain.model_spec import ModelSpec, model_spec
 from gpustackd.domain.outcome import Part, Placement

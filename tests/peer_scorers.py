@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpustackd.domain.bookings import Booking
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import ModelFacts
-from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Strategy, model_spec
 from gpustackd.domain.origin import draft_origin
 from gpustackd.placement.context.gpu_allocation import GpuAllocation

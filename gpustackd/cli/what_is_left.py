@@ -31,7 +31,7 @@ def left(fleet: Fleet) -> dict[str, Any]:
             )  # fmt: skip
             kind["gpus"] += 1
             kind["open"] += usable
-            kind["untouched"] += usable and not fleet.gpu_occupants[place]
+            kind["untouched"] += usable and not fleet.occupancy.gpu_occupants[place]
             kind["free_bytes"] += size
         ready = bool(fleet.ready[w])
         workers.append(
@@ -61,15 +61,15 @@ def worker_rows(fleet: Fleet) -> list[Row]:
 def gpu_rows(fleet: Fleet, names: Mapping[int, tuple[str, str]]) -> list[Row]:
     """GPUs with whoever would hold them; `names`: (instance, model) by instance id."""
     holders: dict[int, dict[int, tuple[str, str]]] = {}
-    for instance_id in {*fleet.by_instance, *fleet.assumed}:
+    for instance_id in {*fleet.occupancy.by_instance, *fleet.occupancy.assumed}:
         name = names.get(instance_id, (f"instance {instance_id}", ""))
-        for b in fleet.rows_of(instance_id):
+        for b in fleet.occupancy.rows_of(instance_id):
             if b.gpu_id is not None:
                 holders.setdefault(b.gpu_id, {})[instance_id] = name
     rows: list[Row] = []
     for w in _by_name(fleet):
         for place, row in _cards(fleet, w):
-            booked = int(fleet.vram_allocated[place] + fleet.vram_assumed[place])
+            booked = int(fleet.vram_allocated[place] + fleet.occupancy.vram_assumed[place])
             capacity = int(fleet.vram_capacity[place])
             here = sorted(holders.get(row.id, {}).values())
             rows.append(

@@ -11,7 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.replicas.replica import Hold, Replica
 
@@ -83,12 +84,12 @@ class PlacementScores:
             worker = 0.45 + 0.35 * mine.emptiness(w) + 0.20 * room
         if not hold.gpu_indexes:
             return self.maximum * worker
-        on_cards = fleet.model_on_gpu.get(self.model_id, {}).get(w, {})
+        on_cards = fleet.occupancy.model_on_gpu.get(self.model_id, {}).get(w, {})
         values = []
         for index in hold.gpu_indexes:
             slot = self._slot(w, hold.gpu_type, index)
             ours = on_cards.get(slot, 0) if slot is not None else 0
-            everybody = int(fleet.gpu_occupants[w, slot]) if slot is not None else 0
+            everybody = int(fleet.occupancy.gpu_occupants[w, slot]) if slot is not None else 0
             values.append(1.0 / (1.0 + ours + _OTHERS * max(everybody - ours, 0)))
         return self.maximum * (0.85 * worker + 0.15 * sum(values) / len(values))
 
@@ -97,9 +98,9 @@ class PlacementScores:
         """Instances of this model and of others on every worker: one look serves all replicas."""
         fleet = self.fleet
         mine: Ints = np.zeros(fleet.count, np.int64)
-        for w, number in fleet.model_on_worker.get(self.model_id, {}).items():
+        for w, number in fleet.occupancy.model_on_worker.get(self.model_id, {}).items():
             mine[w] = number
-        others: Ints = fleet.occupants[: fleet.count] - mine
+        others: Ints = fleet.occupancy.occupants[: fleet.count] - mine
         live = fleet.alive[: fleet.count]
         return _Crowd.of(mine, live), _Crowd.of(others, live)
 

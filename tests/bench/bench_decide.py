@@ -99,7 +99,7 @@ class Desk:
 
     def leave(self, n: int) -> None:
         """An instance goes, and gives back what it held."""
-        for b in list(self.on.by_instance.get(n, ())):
+        for b in list(self.on.occupancy.by_instance.get(n, ())):
             place = self.on.slot[b.gpu_id] if b.gpu_id is not None else None
             if place is not None:
                 self.on.vram_allocated[place] -= b.vram
@@ -146,7 +146,7 @@ def rows(quick: bool = False) -> list[dict[str, Any]]:
     gc.collect()
     for workers in sizes:
         desk = filled(workers)
-        note = f"{workers:,} workers, {8 * workers:,} GPUs, {len(desk.on.by_instance):,} instances"
+        note = f"{workers:,} workers, {8 * workers:,} GPUs, {len(desk.on.occupancy.by_instance):,} instances"
         for row, wanted in demands().items():
             before = desk.refused
             times = measure(desk, wanted, count)

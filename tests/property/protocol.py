@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpustackd.domain.fleet.fleet import GpuRow, WorkerRow
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.outcome import Check, Cure, NoFit, Part, Placed, Placement, Reason
 from gpustackd.errors import Refused

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpustackd.domain.backends import Backends, backend_row, device_kind
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet.fleet import Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.domain.paths import PathKnowledge, Presence

@@ -10,7 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.bookings import Booking
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.outcome import Part, Placement
 
 WORKERS = st.integers(1, 5)
@@ -172,7 +174,7 @@ class FleetMachine(RuleBasedStateMachine):
                 for b, p in assumed
                 if b.worker_id == w
             )
-            assert fleet.ram_assumed[at] == ram
+            assert fleet.occupancy.ram_assumed[at] == ram
             assert fleet.ram_allocated[at] == row.ram_allocated
             assert fleet.worker_version[at] == row.version
             pool = 0 if row.ram_capacity is None or row.over_committed else max(
@@ -183,7 +185,7 @@ class FleetMachine(RuleBasedStateMachine):
                     continue
                 place = fleet.slot[g]
                 held = sum(b.vram for b, _ in assumed if b.gpu_id == g)
-                assert fleet.vram_assumed[place] == held
+                assert fleet.occupancy.vram_assumed[place] == held
                 assert fleet.vram_allocated[place] == gpu.vram_allocated
                 assert fleet.gpu_version[place] == gpu.version
                 usable = gpu.open and not gpu.over_committed and bool(gpu.vram_total)
@@ -197,35 +199,45 @@ class FleetMachine(RuleBasedStateMachine):
         workers = Counter(b.worker_id for b in sitting if b.occupies and b.worker_id in self.workers)
         cards = Counter(b.gpu_id for b in sitting if b.occupies and b.gpu_id in self.gpus)
         for w in self.workers:
-            assert fleet.occupants[fleet.position[w]] == workers[w]
+            assert fleet.occupancy.occupants[fleet.position[w]] == workers[w]
             reach: dict[int, set[int]] = {}
             for b in sitting:
                 reach.setdefault(b.instance_id, set()).add(b.worker_id)
             spanning = sum(len(on) > 1 and w in on for on in reach.values())
-            assert fleet.spanning[fleet.position[w]] == spanning
+            assert fleet.occupancy.spanning[fleet.position[w]] == spanning
         for g in self.gpus:
-            assert fleet.gpu_occupants[fleet.slot[g]] == cards[g]
+            assert fleet.occupancy.gpu_occupants[fleet.slot[g]] == cards[g]
         for m in (0, 1):
             mine = Counter(
                 fleet.position[b.worker_id]
                 for b in sitting
                 if b.model_id == m and b.occupies and b.worker_id in self.workers
             )
-            assert dict(fleet.model_on_worker.get(m, {})) == dict(mine)
+            assert dict(fleet.occupancy.model_on_worker.get(m, {})) == dict(mine)
             slots = Counter(
                 fleet.slot[b.gpu_id]
                 for b in sitting
                 if b.model_id == m and b.occupies and b.gpu_id in self.gpus
             )
-            flat = {(w, s): n for w, on in fleet.model_on_gpu.get(m, {}).items() for s, n in on.items()}
+            flat = {
+                (w, s): n for w, on in fleet.occupancy.model_on_gpu.get(m, {}).items() for s, n in on.items()
+            }
             assert flat == dict(slots)
 
     @invariant()
     def leaving_an_instance_out_changes_nothing_in_the_fleet(self) -> None:
-        before = (self.fleet.occupants.tolist(), self.fleet.vram_allocated.tolist(), self.fleet.tick)
+        before = (
+            self.fleet.occupancy.occupants.tolist(),
+            self.fleet.vram_allocated.tolist(),
+            self.fleet.tick,
+        )
         view = self.fleet.without(1)
-        assert before == (self.fleet.occupants.tolist(), self.fleet.vram_allocated.tolist(), self.fleet.tick)
-        assert all(1 not in on for on in view.instances_on_worker.values())
+        assert before == (
+            self.fleet.occupancy.occupants.tolist(),
+            self.fleet.vram_allocated.tolist(),
+            self.fleet.tick,
+        )
+        assert all(1 not in on for on in view.occupancy.instances_on_worker.values())
 
 
 def bookings(placement: Placement, i: int) -> list[Booking]:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pytest
 
-from gpustackd.domain.fleet.fleet import GpuRow
+from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.outcome import Cure, NoFit, Part, Placed, Placement, Reason
 from gpustackd.ports import Claim, CommitCode, Proposal, Refusal

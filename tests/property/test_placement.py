@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet.fleet import Fleet, GpuRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import NoFit, Placed, Placement
 from gpustackd.engines.divisibility import Divisors

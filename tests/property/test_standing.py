@@ -68,4 +68,4 @@ def test_a_burst_of_one_model_is_ranked_twice(monkeypatch):
         assert isinstance(outcome, Placed)
         on.assume(outcome.placement, n, 1)
     assert ranked["times"] == 2  # the second tells that it is a burst
-    assert Counter(len(w) for w in on.model_on_worker.values()) == {30: 1}
+    assert Counter(len(w) for w in on.occupancy.model_on_worker.values()) == {30: 1}

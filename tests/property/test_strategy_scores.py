@@ -107,7 +107,7 @@ def test_kept_costs_are_those_of_the_mix_that_holds_now(
         if isinstance(kept, Placed):
             on.assume(kept.placement, n, wanted.spec.id)
             on.confirm(n)
-    assert np.all(on.vram_assumed == 0)
+    assert np.all(on.occupancy.vram_assumed == 0)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

@@ -111,7 +111,7 @@ class DemandMix:
 def placed(view: FleetFeed) -> Counter[Shape]:
     """What stands on the fleet already: the part with the most GPUs of every instance."""
     found: Counter[Shape] = Counter()
-    for bookings in view.fleet.by_instance.values():
+    for bookings in view.fleet.occupancy.by_instance.values():
         on: dict[int, list[int]] = {}
         for b in bookings:
             if b.gpu_id is not None:

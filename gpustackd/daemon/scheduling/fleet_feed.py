@@ -9,7 +9,9 @@ from operator import attrgetter
 import anyio
 import anyio.lowlevel
 
-from gpustackd.domain.fleet.fleet import Booking, Fleet, WorkerRow
+from gpustackd.domain.bookings import Booking
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import WorkerRow
 from gpustackd.ports import CommitResult, FleetChanges, Proposal, Store
 
 _CHUNK = 2000

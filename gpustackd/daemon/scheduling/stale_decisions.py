@@ -23,14 +23,14 @@ def _holds(fleet: Fleet, part: Part) -> bool:
     if w is None or not fleet.ready[w] or fleet.unified[w] != part.unified:
         return False
     if part.ram or part.unified:
-        left = fleet.ram_capacity[w] - fleet.ram_allocated[w] - fleet.ram_assumed[w]
+        left = fleet.ram_capacity[w] - fleet.ram_allocated[w] - fleet.occupancy.ram_assumed[w]
         if left < 0 or fleet.worker_over[w]:
             return False
     for gpu_id in part.gpu_ids:
         place = fleet.slot.get(gpu_id)
         if place is None or not fleet.gpu_open[place] or fleet.gpu_over[place]:
             return False
-        if fleet.vram_capacity[place] - fleet.vram_allocated[place] - fleet.vram_assumed[place] < 0:
+        if fleet.vram_capacity[place] - fleet.vram_allocated[place] - fleet.occupancy.vram_assumed[place] < 0:
             return False
     return True
 

@@ -9,7 +9,7 @@ from typing import Any
 from gpustackd.daemon.queue.instance_queue import InstanceQueue, WakeOrigin
 from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
 from gpustackd.daemon.scheduling.work_state import Work, WorkState
-from gpustackd.domain.fleet.fleet import WorkerRow
+from gpustackd.domain.fleet.rows import WorkerRow
 from gpustackd.domain.outcome import Reason
 from gpustackd.observe.logging import Log
 from gpustackd.observe.metrics import Metrics

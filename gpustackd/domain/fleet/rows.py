@@ -1,4 +1,4 @@
-"""Rows of the fleet as read from the database: workers, GPUs and what instances hold on them."""
+"""Rows of workers and GPUs as read from the database. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker as read from the database (capacity and allocation as stored there)."""
+    """One worker; capacity and allocation as stored."""
 
     id: int
     name: str
@@ -19,7 +19,7 @@ class WorkerRow:
     version: int = 0
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     ram_capacity: int | None = None
-    """RAM total less reserves (on unified memory less the GPU's reserve too); None = unknown."""
+    """RAM total minus reserves (on unified memory minus the GPUs' reserve too); None = unknown."""
     ram_allocated: int = 0
     unified_memory: bool = False
     over_committed: bool = False
@@ -29,14 +29,14 @@ class WorkerRow:
     advertise_address: str | None = None
     ifname: str | None = None
     port: int | None = None
-    """Of the worker's file API."""
+    """Port of the worker's file API."""
     state_message: str | None = None
-    """Why it is in its state, where somebody said so."""
+    """Why it is in its state, where known."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One GPU as read from the database."""
+    """One GPU; capacity and allocation as stored."""
 
     id: int
     worker_id: int
@@ -45,7 +45,7 @@ class GpuRow:
     version: int = 0
     vram_total: int | None = None
     capacity: int | None = None
-    """VRAM total less the worker's reserve; None = unknown, and then nothing is placed there."""
+    """VRAM total minus the worker's reserve; None = unknown, and then nothing is placed there."""
     vram_allocated: int = 0
     open: bool = True
     """Worker READY and GPU schedulable."""
@@ -60,20 +60,3 @@ class GpuRow:
     vram_used: int | None = None
     links: Mapping[str, Any] | None = None
     network: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Booking:
-    """One ledger row: what an instance holds on a GPU (`gpu_id` set) or in a worker's RAM."""
-
-    instance_id: int
-    model_id: int
-    worker_id: int
-    gpu_id: int | None
-    vram: int
-    ram: int
-    part: str = "main"
-    occupies: bool = True
-    """False for the RAM row of a part that holds GPUs too: that part is counted by its GPU rows."""
-    backend: str = ""
-    """Engine of the instance where known; empty counts as any."""

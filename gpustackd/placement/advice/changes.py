@@ -265,7 +265,7 @@ def edit_of(change: Change) -> EditModel | None:
 
 def give_back(fleet: Fleet, instance_id: int) -> Undo:
     """Have the fleet as if an instance held nothing; returns how to take that back."""
-    held = list(fleet.by_instance.get(instance_id, ()))
+    held = list(fleet.occupancy.by_instance.get(instance_id, ()))
     workers = {b.worker_id for b in held if b.worker_id in fleet.position}
     positions = {i: fleet.position[i] for i in workers}
     rows = {i: worker_now(fleet, w) for i, w in positions.items()}

@@ -109,9 +109,9 @@ def _held(
     fleet: Fleet, worker_id: int, holders: Mapping[int, Holder], model_id: int, priority: int
 ) -> list[tuple[Holder, int]]:
     """Who could give way on a worker and how much each holds in all: least important, then least first."""
-    ids = fleet.instances_on_worker.get(worker_id, {})
+    ids = fleet.occupancy.instances_on_worker.get(worker_id, {})
     found = [
-        (holder, sum(b.vram + b.ram for b in fleet.by_instance.get(i, ())))
+        (holder, sum(b.vram + b.ram for b in fleet.occupancy.by_instance.get(i, ())))
         for i in ids
         if (holder := holders.get(i)) is not None
         and holder.model_id != model_id

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.advice.changes import more_free
 from gpustackd.placement.advice.trials import Trials

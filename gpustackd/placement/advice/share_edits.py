@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet.fleet import Bools, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.engines.flags import parse_flags
 from gpustackd.errors import BadRow
 from gpustackd.placement.advice.changes import EditModel

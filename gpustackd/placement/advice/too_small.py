@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.placement.advice.near_miss import NearMiss
 from gpustackd.placement.context.cards import Cards, cards
 from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules

@@ -101,7 +101,7 @@ class Trials:
             try:
                 for other in self._first(change):
                     theirs = demand if other.model_id == demand.spec.id else case.demands.get(other.model_id)
-                    if theirs is None or other.model_id in hopeless or other.id in fleet.assumed:
+                    if theirs is None or other.model_id in hopeless or other.id in fleet.occupancy.assumed:
                         continue
                     self.count += 1
                     try:

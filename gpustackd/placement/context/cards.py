@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
 
 Floats = NDArray[np.float64]

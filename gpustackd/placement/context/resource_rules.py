@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.divisibility import Divisors
 from gpustackd.engines.flags import COLUMN, BackendParameters

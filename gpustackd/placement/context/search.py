@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet.fleet import Fleet, Ints
+from gpustackd.domain.fleet.columns import Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import PoolStep
 from gpustackd.engines.sglang_static_fraction import Fraction
@@ -146,7 +147,7 @@ class PlacementContext(Ranker):
         self.news = len(rows)
         if not len(rows):
             return
-        counts = fleet.model_on_worker.get(self.model_id)
+        counts = fleet.occupancy.model_on_worker.get(self.model_id)
         self.mine[rows] = [counts.get(w, 0) for w in rows.tolist()] if counts else 0
         rows = rows[fleet.described[rows] > before]
         if len(rows):
@@ -236,7 +237,7 @@ class PlacementContext(Ranker):
         """Total score and its parts for offers on worker positions `idx` with card values `value`
         (`bare`: without GPUs, by the RAM they take)."""
         mine = self.mine[idx]
-        others = self.fleet.occupants[idx] - mine
+        others = self.fleet.occupancy.occupants[idx] - mine
         if bare:
             ram = self.fleet.ram_free[idx]
             claim = self.rules.ram_claim(0) if ram_claim is None else ram_claim

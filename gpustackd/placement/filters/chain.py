@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, PoolStep, Reason
 from gpustackd.placement.diagnostics.faults import StageFaults
 from gpustackd.placement.filters.cluster import ClusterFilter, workers

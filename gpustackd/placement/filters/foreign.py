@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Fleet, Ints
+from gpustackd.domain.fleet.columns import Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.diagnostics.wording import gib, some
 from gpustackd.placement.filters.cluster import workers

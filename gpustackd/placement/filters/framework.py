@@ -14,7 +14,8 @@ import numpy as np
 
 from gpustackd.domain.backends import Backends, DeviceKind
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.diagnostics.wording import some
 from gpustackd.placement.filters.cluster import workers

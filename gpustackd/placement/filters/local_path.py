@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.domain.paths import PathKnowledge, Presence

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.filters.cluster import workers

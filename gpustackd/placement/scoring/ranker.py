@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.placement.context.cards import Cards, cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
 from gpustackd.placement.context.resource_rules import ResourceRules
@@ -50,14 +51,14 @@ class Ranker:
             ram,
             found.ram[:, None],
             self._mine_on_cards(found.w, in_order) if scorer.spread else 0,
-            fleet.gpu_occupants[found.w],
+            fleet.occupancy.gpu_occupants[found.w],
         )
         if scorer.looks_at_hosts:
             view.host_free, view.scale = fleet.free[found.w], fleet.largest[1]
         return view
 
     def _mine_on_cards(self, rows: Ints, in_order: bool) -> Any:
-        workers = self.fleet.model_on_gpu.get(self.model_id)
+        workers = self.fleet.occupancy.model_on_gpu.get(self.model_id)
         if not workers:
             return 0
         where: list[int] = []
@@ -169,7 +170,7 @@ class Ranker:
             view.ram_claim = np.array(own, np.int64)[:, None]
         value = self.scorer.taken(view, taken)
         mine = self._mine(rows)
-        others = self.fleet.occupants[rows] - mine
+        others = self.fleet.occupancy.occupants[rows] - mine
         mains = np.flatnonzero(np.diff(of, prepend=-1))
         score = value.copy()
         bare: Bools = ~np.any(taken, axis=1)
@@ -195,5 +196,5 @@ class Ranker:
         return total
 
     def _mine(self, rows: Ints) -> Ints:
-        counts = self.fleet.model_on_worker.get(self.model_id) or NOBODY
+        counts = self.fleet.occupancy.model_on_worker.get(self.model_id) or NOBODY
         return np.array([counts.get(w, 0) for w in rows.tolist()], np.int64)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.scoring.soft_scores import Part
@@ -60,10 +60,10 @@ class KeptRanking:
         changed = (fleet.touched[: fleet.count] > self.tick).nonzero()[0].tolist()
         if self.last not in changed:  # what was chosen was not taken after all
             return False
-        mine = fleet.model_on_worker.get(search.model_id, {})
+        mine = fleet.occupancy.model_on_worker.get(search.model_id, {})
         for w in changed:
             here = mine.get(w, 0)
-            if w not in self.taken or not here or fleet.occupants[w] - here != self.others:
+            if w not in self.taken or not here or fleet.occupancy.occupants[w] - here != self.others:
                 return False
             if fleet.described[w] > self.tick:
                 return False
@@ -95,7 +95,7 @@ def kept_ranking(
     if search.news > BURST:
         return None
     best = idx[ties]
-    others = search.fleet.occupants[best]
+    others = search.fleet.occupancy.occupants[best]
     if search.mine[best].any() or others.min() != others.max():
         return None
     fleet = search.fleet

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.fleet.fleet import Fleet, Ints
+from gpustackd.domain.fleet.columns import Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.placement.diagnostics.faults import StageFaults
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.policy import Policy

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.placement.scoring.fragmentation import UNKNOWN_MIX, Mix, Usable
 

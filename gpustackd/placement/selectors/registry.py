@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.context.gpu_allocation import Candidate
 from gpustackd.placement.selectors.ascend.search import npu_ladder

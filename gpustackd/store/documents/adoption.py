@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import asyncpg
 
+from gpustackd.domain.bookings import ledger_rows, worker_booking
 from gpustackd.domain.lifecycle import PLACED, InstanceState, WorkerState
 from gpustackd.domain.outcome import Part, Placed, Placement
 from gpustackd.errors import Refused
@@ -234,8 +235,10 @@ async def held(connection: asyncpg.Connection, instance_id: int) -> set[Held]:
 
 def wanted(placement: Placement) -> set[Held]:
     """What the ledger would say of a placement."""
-    rows = ledger.bookings(0, 0, placement)
-    return {(b.worker_id, b.gpu_id, b.part, b.vram, b.ram) for b in rows}
+    return {
+        (part.worker_id, gpu_id, name, vram, ram)
+        for part, name, gpu_id, _, vram, ram in ledger_rows(placement)
+    }
 
 
 async def why_not(
@@ -276,7 +279,7 @@ async def why_not(
     if host["ram_capacity"] is None:
         return f"worker {host['name']} has no known RAM", "give its ram_total first"
     free = host["ram_capacity"] - host["ram_allocated"]
-    need = sum(ledger.worker_booking(p) or 0 for p in placement.parts if p.worker_id == host["id"])
+    need = sum(worker_booking(p) or 0 for p in placement.parts if p.worker_id == host["id"])
     room = f"{need} bytes are wanted, {free} of {host['ram_capacity']} are free"
     return (
         f"it does not fit into the RAM of worker {host['name']}: {room}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpustackd.domain.fleet.fleet import GpuRow, WorkerRow
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.ports import Store
 from gpustackd.store.memory.store import MemoryStore
 from gpustackd.store.memory.tables import GpuRecord, WorkerRecord

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
-from gpustackd.domain.fleet.fleet import Booking
+from gpustackd.domain.bookings import Booking
 from gpustackd.domain.lifecycle import InstanceState, WorkerState, lawful
 from gpustackd.errors import Refused
 from gpustackd.store.memory.tables import (

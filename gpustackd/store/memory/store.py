@@ -11,7 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from gpustackd.domain.backends import Backends
-from gpustackd.domain.fleet.fleet import Booking, GpuRow, WorkerRow
+from gpustackd.domain.bookings import Booking, bookings, worker_bookings
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.outcome import Check, Part, Placement
@@ -178,7 +179,7 @@ class MemoryStore(Rows):
         row.gpu_addresses = list(main.gpu_addresses) or None
         row.computed_resource_claim = ledger.claim_json(main, placement)
         row.distributed_servers = ledger.distributed_json(placement)
-        self.ledger[row.id] = ledger.bookings(row.id, row.model_id, placement)
+        self.ledger[row.id] = bookings(placement, row.id, row.model_id)
         self.decisions.append(Decision(row.id, claim.epoch, claim.attempts, replica, "PLACED"))
         return CommitResult(claim.id)
 
@@ -187,7 +188,7 @@ class MemoryStore(Rows):
         undo: list[tuple[WorkerRecord | GpuRecord, int, int, bool]] = []
         gpus: list[int] = []
         workers: list[int] = []
-        for part, need in ledger.worker_bookings(placement):
+        for part, need in worker_bookings(placement):
             if not self._book_worker(part, need, placement, undo):
                 workers.append(part.worker_id)
                 break

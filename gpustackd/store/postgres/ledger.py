@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from gpustackd.domain.fleet.fleet import Booking
+from gpustackd.domain.bookings import ledger_rows, worker_bookings
 from gpustackd.domain.outcome import Check, Part, Placement, Reason
 from gpustackd.ports import CommitCode, CommitResult, Proposal
 
@@ -68,46 +68,6 @@ def reasons_json(reasons: Sequence[Reason]) -> str | None:
     return as_json([r.as_json() for r in reasons]) if reasons else None
 
 
-def worker_booking(part: Part) -> int | None:
-    """Bytes that a part takes from its worker's own row; None where that row is not touched.
-
-    On unified memory VRAM comes out of the worker's one pool. A part without GPUs touches the row even
-    with 0 bytes, since the row is what says that the worker is READY.
-    """
-    if part.unified:
-        return part.ram + sum(part.vram)
-    if part.ram or not part.gpu_ids:
-        return part.ram
-    return None
-
-
-def worker_bookings(placement: Placement) -> list[tuple[Part, int]]:
-    """What a placement takes from workers' own rows, once per worker whatever the number of its parts there;
-    with it the first of these parts."""
-    found: dict[int, tuple[Part, int]] = {}
-    for part in placement.parts:
-        if (amount := worker_booking(part)) is not None:
-            first, before = found.get(part.worker_id, (part, 0))
-            found[part.worker_id] = (first, before + amount)
-    return list(found.values())
-
-
-def bookings(instance_id: int, model_id: int, placement: Placement) -> list[Booking]:
-    """The ledger rows of one placement."""
-    rows: list[Booking] = []
-    for n, part in enumerate(placement.parts):
-        name = "main" if n == 0 else "subordinate"
-        for gpu, vram in zip(part.gpu_ids, part.vram, strict=True):
-            rows.append(Booking(instance_id, model_id, part.worker_id, gpu, vram, 0, name))
-        if part.ram or not part.gpu_ids:
-            rows.append(
-                Booking(
-                    instance_id, model_id, part.worker_id, None, 0, part.ram, name, occupies=not part.gpu_ids
-                )
-            )
-    return rows
-
-
 def commit_arguments(owner: UUID, replica: str, batch: Sequence[Proposal]) -> tuple[Any, ...]:
     """The 40 arguments of `gpustackd_commit` for a batch.
 
@@ -130,11 +90,12 @@ def commit_arguments(owner: UUID, replica: str, batch: Sequence[Proposal]) -> tu
         heads.append(_head(proposal, pools[id(pool)]))
         w_from.append(len(workers) + 1)
         l_from.append(len(ledger) + 1)
-        for n, part in enumerate(proposal.decision.placement.parts):
-            _ledger_rows(ledger, proposal.claim.id, part, "main" if n == 0 else "subordinate")
+        instance_id, placement = proposal.claim.id, proposal.decision.placement
+        for part, name, gpu_id, version, vram, ram in ledger_rows(placement):
+            ledger.append((instance_id, part.worker_id, gpu_id, name, vram, ram, version, part.unified))
         workers.extend(
             (part.worker_id, amount, part.unified, part.worker_version)
-            for part, amount in worker_bookings(proposal.decision.placement)
+            for part, amount in worker_bookings(placement)
         )
         w_to.append(len(workers))
         l_to.append(len(ledger))
@@ -178,13 +139,6 @@ def _head(proposal: Proposal, pool: str | None) -> tuple[Any, ...]:
         reasons_json(placement.warnings),
         proposal.duration_ms,
     )
-
-
-def _ledger_rows(ledger: list[tuple[Any, ...]], instance_id: int, part: Part, name: str) -> None:
-    for gpu, vram, version in zip(part.gpu_ids, part.vram, part.gpu_versions, strict=True):
-        ledger.append((instance_id, part.worker_id, gpu, name, vram, 0, version, part.unified))
-    if part.ram or not part.gpu_ids:
-        ledger.append((instance_id, part.worker_id, None, name, 0, part.ram, 0, part.unified))
 
 
 def results(batch: Sequence[Proposal], exceptions: Sequence[Mapping[str, Any]]) -> list[CommitResult]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpustackd.domain.backends import Backends
-from gpustackd.domain.fleet.fleet import Booking, GpuRow, WorkerRow
+from gpustackd.domain.bookings import Booking
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.placement_hints import placement_hints
 from gpustackd.domain.pools import Pools

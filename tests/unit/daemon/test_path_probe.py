@@ -14,7 +14,8 @@ import pytest
 from gpustackd.daemon.scheduling import path_probe
 from gpustackd.daemon.scheduling.file_locations import FileLocations
 from gpustackd.daemon.scheduling.path_probe import KEPT, NOBODY_TO_ASK, PathProbe
-from gpustackd.domain.fleet.fleet import Fleet, WorkerRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import WorkerRow
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.paths import Presence
 from gpustackd.errors import ModelUnreadable

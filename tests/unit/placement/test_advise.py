@@ -32,13 +32,23 @@ def advice(
     def build(spec: ModelSpec) -> Demand:
         return replace(wanted, spec=spec)
 
-    before = [on.free_vram().sum(), on.free_ram().sum(), on.gpu_occupants.sum(), on.occupants.sum()]
+    before = [
+        on.free_vram().sum(),
+        on.free_ram().sum(),
+        on.occupancy.gpu_occupants.sum(),
+        on.occupancy.occupants.sum(),
+    ]
     names = dict(on.by_name)
     case = TrialCase(
         on, Policy(), Subject(1, "x-1"), wanted, wanted.spec, build, ahead, demands=demands or {}
     )
     found = advise(case, {h.id: h for h in holders}, priority)
-    after = [on.free_vram().sum(), on.free_ram().sum(), on.gpu_occupants.sum(), on.occupants.sum()]
+    after = [
+        on.free_vram().sum(),
+        on.free_ram().sum(),
+        on.occupancy.gpu_occupants.sum(),
+        on.occupancy.occupants.sum(),
+    ]
     assert np.array_equal(before, after)
     assert dict(on.by_name) == names
     refused(on, wanted)
@@ -160,7 +170,7 @@ def test_who_comes_first_takes_the_place_in_the_trial_too() -> None:
     behind = advice(on, wanted, ahead=[Ahead(7, "first", 2)], demands={2: other})
     assert "open_gpus" not in kinds(behind)  # the one card is taken by who waited longer
     assert kinds(behind)[0] == "ready_worker"
-    assert not on.assumed
+    assert not on.occupancy.assumed
 
 
 def test_a_model_that_fits_no_kind_of_worker_gets_no_suggestion() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.demand import Engine
-from gpustackd.domain.fleet.fleet import FOREIGN_NEWS, Fleet
+from gpustackd.domain.fleet.fleet import FOREIGN_CHANGE, Fleet
 from gpustackd.domain.outcome import Cure, NoFit
 from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import GIB, ask, demand, fleet, model, place, refused, seats
@@ -76,9 +76,9 @@ def test_samples_that_tremble_are_no_news():
     on = fleet("1x2xA-80")
     held(on, 10, 10)
     tick = on.tick
-    assert on.set_foreign({1: 10 * GIB + FOREIGN_NEWS - 1, 2: 10 * GIB - FOREIGN_NEWS + 1}) is False
+    assert on.set_foreign({1: 10 * GIB + FOREIGN_CHANGE - 1, 2: 10 * GIB - FOREIGN_CHANGE + 1}) is False
     assert on.tick == tick
-    assert on.set_foreign({1: 10 * GIB + FOREIGN_NEWS, 2: 10 * GIB}) is False
+    assert on.set_foreign({1: 10 * GIB + FOREIGN_CHANGE, 2: 10 * GIB}) is False
     assert on.tick == tick + 1
     assert on.set_foreign({1: 10 * GIB, 2: 10 * GIB}) is True
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpustackd.domain.bookings import worker_bookings
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.search_cache import SearchCache
@@ -193,7 +194,7 @@ def test_what_a_view_assumed_is_what_a_commit_raises():
     """Two GPUs of one worker that serve: its row is booked once."""
     on = fleet("1x2x4090-24 + 1x2xB-23")
     placed = ask(on, spread(toy(80, 1))).placement
-    assert [n for _, n in ledger.worker_bookings(placed)] == [GIB, 2 * 512 * 2**20]
+    assert [n for _, n in worker_bookings(placed)] == [GIB, 2 * 512 * 2**20]
     on.assume(placed, 1, 1)
     on.confirm(1)
     assert on.worker_version[1] == 1

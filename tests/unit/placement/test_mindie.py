@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
-from gpustackd.domain.fleet.fleet import Fleet, GpuRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.domain.outcome import Check, Cure, Placed
 from gpustackd.placement.search_cache import SearchCache
 from tests import fleets

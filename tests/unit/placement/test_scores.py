@@ -150,7 +150,7 @@ def test_cards_stay_even_after_instances_left_one():
         on.remove_instance(n)
     for n in range(8, 13):
         place(on, demand(1, model(1 + n, categories=("embedding",))), f"m{n}-1", n)
-    counts = on.gpu_occupants[0, :4].tolist()
+    counts = on.occupancy.gpu_occupants[0, :4].tolist()
     assert sum(counts) == 11
     assert max(counts) - min(counts) <= 1
 

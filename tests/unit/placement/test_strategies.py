@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet.fleet import Fleet, WorkerRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import WorkerRow
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.domain.origin import DOWNLOADING, adapter_origins, draft_origin
 from gpustackd.domain.outcome import NoFit, Placed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpustackd.domain.fleet.fleet import GpuRow
+from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.domain.outcome import Cure
 from tests.fleets import GIB, ask, demand, fleet, place, refused, seats
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpustackd.domain.fleet.fleet import Booking, Fleet, GpuRow, WorkerRow
+from gpustackd.domain.bookings import Booking
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.ranking import ranked

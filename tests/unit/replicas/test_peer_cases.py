@@ -14,7 +14,8 @@ import pytest
 from gpustackd.daemon.queue.instance_queue import InstanceQueue
 from gpustackd.daemon.queue.key_queue import KeyChange, KeyQueue, QueuedKey
 from gpustackd.daemon.scheduling.backoff import Backoff
-from gpustackd.domain.fleet.fleet import Fleet, GpuRow, WorkerRow
+from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow

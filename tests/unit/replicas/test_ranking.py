@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustackd.domain.fleet.fleet import Booking
+from gpustackd.domain.bookings import Booking
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.replicas.ranking import ranked
 from gpustackd.replicas.replica import Replica, replica

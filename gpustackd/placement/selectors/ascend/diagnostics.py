@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.context.cards import Cards, ram_holds
 from gpustackd.placement.context.distributed_limit import mask

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.placement.context.cards import Cards
 from gpustackd.placement.context.resource_rules import ResourceRules
@@ -62,7 +63,7 @@ def npus(found: Cards, rules: ResourceRules, fleet: Fleet, only: Bools | None = 
         eligible &= only
     free = np.where(eligible, found.free, -1)
     # of NPUs that are equally free, the one with less on it
-    order = np.lexsort((fleet.gpu_occupants[found.w], -free), axis=1)
+    order = np.lexsort((fleet.occupancy.gpu_occupants[found.w], -free), axis=1)
     sums = np.cumsum(np.take_along_axis(np.where(eligible, claim, 0), order, axis=1), axis=1)
     return Npus(mine, eligible, claim, order, np.count_nonzero(eligible, axis=1), sums)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Bools, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.context.cards import Cards, cards, ram_holds
 from gpustackd.placement.context.distributed_limit import mask

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import UNKNOWN, Fleet, Ints
+from gpustackd.domain.fleet.columns import UNKNOWN, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
 from gpustackd.engines.divisibility import Indivisible
 from gpustackd.placement.context.cards import Cards, cards, portions, ram_holds

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Bools, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.placement.context.cards import Cards, asks_ram, portions, ram_holds
 from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.scoring.tie_break import block

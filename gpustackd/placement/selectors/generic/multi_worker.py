@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.engines.vllm_topology import Unworkable, layout
 from gpustackd.placement.context.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.context.distributed_limit import mask

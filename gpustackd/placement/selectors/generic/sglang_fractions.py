@@ -9,7 +9,8 @@ from types import MappingProxyType
 import numpy as np
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.fleet.fleet import Fleet, Ints
+from gpustackd.domain.fleet.columns import Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.sglang_static_fraction import Fraction, Shape, static_fraction
 from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules

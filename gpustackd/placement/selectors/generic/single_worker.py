@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import Fleet, Ints
+from gpustackd.domain.fleet.columns import Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.placement.context.cards import Cards, alone
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
 from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
@@ -279,7 +280,7 @@ class MultiGpuSelector(SingleWorkerSelector):
 
     def look(self, rows: Ints) -> None:
         found = self.search.cards(rows)
-        load = self.fleet.gpu_occupants[rows]
+        load = self.fleet.occupancy.gpu_occupants[rows]
         for code in range(len(self.fleet.types)):
             offer = several(found, self.rules, code, load)
             count = self.count[rows]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.context.cards import Cards
 from gpustackd.placement.context.gpu_allocation import Candidate

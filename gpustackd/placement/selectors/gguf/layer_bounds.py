@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
 from gpustackd.placement.selectors.gguf.layer_costs import Layers
 from gpustackd.placement.selectors.gguf.rules import GgufRules

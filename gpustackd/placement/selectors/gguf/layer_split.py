@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
 from gpustackd.placement.selectors.gguf.layer_bounds import KEPT, Bounds
 from gpustackd.placement.selectors.gguf.layer_costs import shared_out

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.placement.context.cards import Cards
 from gpustackd.placement.context.gpu_allocation import GpuAllocation, Offload
 from gpustackd.placement.selectors.gguf.layer_split import Choosing, Room
@@ -76,7 +76,7 @@ class SeveralGpusSelector(LayeredSelector):
 
     def order(self, found: Cards, r: int, slots: Sequence[int]) -> list[int]:
         """Positions in `slots`: the freest first, of these the one with less on it."""
-        load = self.fleet.gpu_occupants[found.w[r]]
+        load = self.fleet.occupancy.gpu_occupants[found.w[r]]
         return sorted(range(len(slots)), key=lambda i: (-found.free[r, slots[i]], load[slots[i]], i))
 
     def seated(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.placement.context.cards import Cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
 from gpustackd.placement.selectors.gguf import diagnostics

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload

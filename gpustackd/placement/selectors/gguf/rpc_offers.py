@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.placement.context.cards import Cards, cards
 from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 from gpustackd.placement.selectors.gguf.rules import MOST_DEVICES

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.cards import Cards

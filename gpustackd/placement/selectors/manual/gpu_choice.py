@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustackd.domain.fleet.fleet import UNKNOWN, Fleet
+from gpustackd.domain.fleet.columns import UNKNOWN
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.placement.context.gpu_allocation import GpuAllocation
 from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules

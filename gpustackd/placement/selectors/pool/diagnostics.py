@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Ints
+from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.domain.pools import InstanceType, Pools

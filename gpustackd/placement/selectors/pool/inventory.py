@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import Bools, Fleet, Ints
+from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.pools import DeviceGroup, InstanceType, Inventory
 from gpustackd.placement.selectors.pool.rules import PoolRequest, belongs
 

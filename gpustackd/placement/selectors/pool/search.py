@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustackd.domain.fleet.fleet import UNKNOWN, Bools, Ints
+from gpustackd.domain.fleet.columns import UNKNOWN, Bools, Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.domain.pools import InstanceType, Pools
 from gpustackd.errors import BadRow
@@ -163,7 +163,11 @@ class PoolSelector(SingleWorkerSelector):
         open_ = self.matching(rows) & found.usable
         if self.ask.whole:
             capacity = self.fleet.vram_capacity[rows]
-            open_ &= (self.fleet.gpu_occupants[rows] == 0) & (found.free >= capacity) & (capacity != UNKNOWN)
+            open_ &= (
+                (self.fleet.occupancy.gpu_occupants[rows] == 0)
+                & (found.free >= capacity)
+                & (capacity != UNKNOWN)
+            )
         else:
             open_ &= found.free >= self.pool.size
         return open_ & self.report.open(self.fleet, rows)
