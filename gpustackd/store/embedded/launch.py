@@ -13,7 +13,8 @@ import signal
 import sys
 
 CLONE_NEWUSER = 0x10000000
-PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
+PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_SECUREBITS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 1, 8, 28, 47, 2
+SECBIT_NO_SETUID_FIXUP = 1 << 2
 CAP_DAC_OVERRIDE = 1
 CAPABILITY_VERSION_3 = 0x20080522
 REFUSED = 121  # exit status: the namespace is refused on this system
@@ -42,7 +43,10 @@ def enter_namespace(uid: int, gid: int) -> None:
 def become(uid: int, gid: int, reach: bool) -> None:
     """Give up root for another user; with `reach` keep the one right that passes folders closed to others."""
     if reach:
-        libc_call("prctl", PR_SET_KEEPCAPS, 1, 0, 0, 0)
+        try:  # else access(2), by which initdb looks for postgres, leaves the right out of account
+            libc_call("prctl", PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
+        except OSError:  # a root without CAP_SETPCAP
+            libc_call("prctl", PR_SET_KEEPCAPS, 1, 0, 0, 0)
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
