@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -18,11 +18,12 @@ from gpustackd.ports import CommitCode, Proposal
 from gpustackd.store.postgres import ledger
 from gpustackd.store.postgres.store import PostgresStore
 from tests.integration.world import GIB, World, connected, world_of
-from tests.waiting import blocked
+from tests.waiting import blocked, elapse, until
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 2.5
+ENOUGH = 40
+"""Rounds of every user, and placements, after which a battery is over."""
 WORKERS, GPUS = 6, 4
 
 
@@ -84,15 +85,25 @@ class Battery:
                 self.done[what] += 1
             except asyncpg.PostgresError as error:
                 self.errors.append(f"{what}: {type(error).__name__}: {error} {error.detail}")
-            await asyncio.sleep(chance.random() * 0.02)
+            await elapse(chance.random() * 0.02, "between two statements of a user")
         await connection.close()
 
-    async def run(self, *parts: Awaitable[Any]) -> None:
-        async def stop() -> None:
-            await asyncio.sleep(SECONDS)
-            self.over.set()
+    async def run(self, users: Mapping[str, Callable[[Any, random.Random], Awaitable[Any]]]) -> None:
+        """Two replicas and these users, until each has done enough."""
 
-        await asyncio.gather(*parts, stop())
+        async def stop() -> None:
+            try:
+                await until(
+                    lambda: all(self.done[what] >= ENOUGH for what in ("committed", *users)),
+                    f"{ENOUGH} placements, and as many rounds of every user",
+                    shows=lambda: f"done: {dict(self.done)}, errors: {self.errors[:5]}",
+                )
+            finally:
+                self.over.set()
+
+        await asyncio.gather(
+            self.replica("a"), self.replica("b"), *[self.user(*u) for u in users.items()], stop()
+        )
 
 
 async def add_models(sql: Any, chance: random.Random) -> None:
@@ -180,15 +191,9 @@ async def test_users_statements_against_running_commits_never_fail(
 ) -> None:
     await fleet(world)
     battery = Battery(world, 7)
-    await battery.run(
-        battery.replica("a"),
-        battery.replica("b"),
-        battery.user("add", add_models),
-        *[battery.user(what, act) for what, act in users.items()],
-    )
+    await battery.run({"add": add_models} | users)
     print(dict(battery.done))
     assert battery.errors == []
-    assert all(battery.done[what] > 0 for what in ("committed", "add", *users))
     await world.clean()
 
 
@@ -326,11 +331,13 @@ async def test_a_replica_that_meets_its_own_renewal_waits_for_it(database: str, 
             writing: asyncio.Future[Any] = asyncio.ensure_future(world.commit(proposal))
         else:
             writing = asyncio.ensure_future(world.refuse(claim))
-        async with asyncio.timeout(20):
-            while not await world.sql.fetchval(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND wait_event = 'PgSleep'", name
-            ):
-                assert not writing.done(), "it did not wait"
+        sleeps = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND wait_event = 'PgSleep'"
+
+        async def waits() -> bool:
+            assert not writing.done(), "it did not wait"
+            return bool(await world.sql.fetchval(sleeps, name))
+
+        await until(waits, "it waits for the renewal")
         await transaction.commit()
         done = await writing
         assert done is True or [r.code for r in done] == [None]
