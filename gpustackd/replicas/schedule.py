@@ -8,7 +8,7 @@ opened together, the one with most replicas. Where none is open, the baseline co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
@@ -64,10 +64,37 @@ class ScheduledReplicas:
 def scaling_schedule(value: Any) -> ScalingSchedule:
     """Check the column; the rules of a schedule that is not enabled are not read.
 
-    Raises BadRow naming the part at fault.
+    Raises BadRow naming the first part at fault.
     """
+    schedule, problems = usable_schedule(value)
+    if problems:
+        raise problems[0]
+    return schedule
+
+
+def usable_schedule(value: Any) -> tuple[ScalingSchedule, tuple[BadRow, ...]]:
+    """What of the column can be used, and what is wrong with the rest.
+
+    A rule at fault is left out and the others count. Where the schedule itself is at fault, it says nothing.
+    """
+    try:
+        enabled, paused, baseline, rows = _checked(value)
+    except BadRow as problem:
+        return ScalingSchedule(), (problem,)
+    rules: list[ScalingRule] = []
+    problems: list[BadRow] = []
+    for n, row in enumerate(rows):
+        try:
+            rules.append(_rule(row, f"{_COLUMN}.rules[{n}]"))
+        except BadRow as problem:
+            problems.append(problem)
+    return ScalingSchedule(enabled, paused, baseline, tuple(rules)), tuple(problems)
+
+
+def _checked(value: Any) -> tuple[bool, bool, int, Sequence[Any]]:
+    """Enabled, paused, baseline and the rules as they are written; none where it is not enabled."""
     if value is None:
-        return ScalingSchedule()
+        return False, False, 0, ()
     if not isinstance(value, Mapping):
         raise BadRow(_COLUMN, "must be an object with enabled, baseline_replicas and rules")
     enabled, paused = _switch(value, "enabled"), _switch(value, "paused")
@@ -77,15 +104,12 @@ def scaling_schedule(value: Any) -> ScalingSchedule:
     if not isinstance(rules, list) or len(rules) > _MAX_RULES:
         raise BadRow(f"{_COLUMN}.rules", f"must be a list of at most {_MAX_RULES} rules")
     if not enabled:
-        return ScalingSchedule(False, paused)
+        return False, paused, 0, ()
     if not rules:
         raise BadRow(f"{_COLUMN}.rules", "is empty; an enabled schedule has at least one rule")
     if value.get("baseline_replicas") is None:
         raise BadRow(f"{_COLUMN}.baseline_replicas", "is missing; it is the number outside all windows")
-    baseline = _whole(value, "baseline_replicas", _COLUMN, 0, MAX_REPLICAS)
-    return ScalingSchedule(
-        True, paused, baseline, tuple(_rule(r, f"{_COLUMN}.rules[{n}]") for n, r in enumerate(rules))
-    )
+    return True, paused, _whole(value, "baseline_replicas", _COLUMN, 0, MAX_REPLICAS), rules
 
 
 def _rule(value: Any, where: str) -> ScalingRule:

@@ -27,7 +27,7 @@ from gpustackd.replicas.ranking import ranked
 from gpustackd.replicas.replica import Replica
 from gpustackd.replicas.retention_score import RetentionWeights
 from gpustackd.replicas.roles import role_numbers
-from gpustackd.replicas.schedule import ScheduledReplicas, scaling_schedule, scheduled_replicas
+from gpustackd.replicas.schedule import ScheduledReplicas, scheduled_replicas, usable_schedule
 from gpustackd.replicas.sync_plan import MAX_REPLICAS, ReplicaTarget, SyncPlan, sync_plan
 
 AT_ONCE = 8
@@ -223,14 +223,12 @@ class ReplicaSync:
 
     def _number(self, seen: ReplicaSnapshot) -> ScheduledReplicas | None:
         """The number by the schedule where it says one, else by the column; None = left alone."""
-        try:
-            planned = scaling_schedule(seen.scaling_schedule)
-        except BadRow as error:
-            self._bad(seen, str(error))
-            planned = scaling_schedule(None)
+        planned, problems = usable_schedule(seen.scaling_schedule)
         if planned.is_active and seen.roles:
             self._bad(seen, "scaling_schedule: is not for models with roles; it is passed over")
-        elif planned.is_active:
+        elif problems:
+            self._bad(seen, "; ".join(str(p) for p in problems[:3]))
+        if planned.is_active and not seen.roles:
             return scheduled_replicas(planned, seen.now, self._zone(seen))
         if seen.replicas is not None and seen.replicas > MAX_REPLICAS:
             self._bad(seen, f"replicas: {seen.replicas} is more than {MAX_REPLICAS}, the limit of one model")

@@ -17,10 +17,9 @@ from gpustackd.daemon.whatif.snapshot import Snapshot
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import NoFit, Outcome
 from gpustackd.domain.placement_hints import NO_HINTS, PlacementHints, with_claim_raise
-from gpustackd.errors import BadRow
 from gpustackd.ports import WaitingInstance
 from gpustackd.replicas.names import free_names
-from gpustackd.replicas.schedule import ScalingSchedule, scaling_schedule, scheduled_replicas
+from gpustackd.replicas.schedule import ScalingSchedule, scheduled_replicas, usable_schedule
 from gpustackd.replicas.sync_plan import MAX_REPLICAS
 from gpustackd.store.memory.overlay import Overlaid, Overlay
 from gpustackd.store.memory.store import MemoryStore
@@ -141,11 +140,9 @@ class Planner:
 
     def _schedule(self, model_id: int) -> ScalingSchedule:
         row = self._store.models_by_id[model_id]
-        try:
-            return scaling_schedule(row.columns.get("scaling_schedule"))
-        except BadRow as error:
-            self._warnings.append(f"model {row.name}: {error}")
-            return ScalingSchedule()
+        planned, problems = usable_schedule(row.columns.get("scaling_schedule"))
+        self._warnings += [f"model {row.name}: {problem}" for problem in problems]
+        return planned
 
     def _add_replicas(self, model_id: int, planned: ScalingSchedule, now: datetime, zone: str) -> None:
         """Instances that the daemon would add so that the model has its number."""

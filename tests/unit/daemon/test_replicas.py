@@ -199,6 +199,24 @@ async def test_a_schedule_says_the_number_and_when_to_look_again() -> None:
     assert await house.daemon().bring(model) == pytest.approx(16.25 * 3600)
 
 
+async def test_a_rule_without_a_duration_voids_that_rule_and_not_its_schedule() -> None:
+    house = House()
+    house.now = 1_767_258_000.0  # 2026-01-01 09:00 UTC
+    rules = [
+        {"start_cron": "0 0 * * *", "replicas": 5},
+        {"start_cron": "0 8 * * *", "duration_seconds": 7200, "replicas": 3},
+    ]
+    model = house.model(9, scaling_schedule={"enabled": True, "baseline_replicas": 1, "rules": rules})
+    daemon = house.daemon()
+    for _ in range(2):
+        await daemon.bring(model)
+    assert len(house.there(model)) == 3
+    assert [event for event, _ in house.told.remarks] == ["row.bad"]
+    house.now += 3600
+    await daemon.bring(model)
+    assert len(house.there(model)) == 1
+
+
 async def test_what_a_row_says_that_cannot_be_used_is_told_once_and_the_rest_goes_on() -> None:
     house = House()
     bad = house.model(2, scaling_schedule={"enabled": True})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpustackd.errors import BadRow
 from gpustackd.replicas import cron
-from gpustackd.replicas.schedule import ScalingSchedule, scaling_schedule, scheduled_replicas
+from gpustackd.replicas.schedule import ScalingSchedule, scaling_schedule, scheduled_replicas, usable_schedule
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -127,6 +127,27 @@ def test_a_schedule_that_cannot_be_kept_is_refused_by_the_part_at_fault(value: A
     with pytest.raises(BadRow) as caught:
         scaling_schedule(value)
     assert caught.value.field == named
+
+
+def test_a_rule_that_cannot_be_used_is_left_out_and_the_others_count() -> None:
+    good, endless = rule("0 8 * * *", 12, 4), {"start_cron": "0 0 * * *", "replicas": 9}
+    value = {"enabled": True, "baseline_replicas": 1, "rules": [endless, good, 7]}
+    usable, problems = usable_schedule(value)
+    assert scheduled_replicas(usable, at(9), BERLIN).replicas == 4
+    assert scheduled_replicas(usable, at(21), BERLIN).replicas == 1
+    assert usable.peak == 4
+    assert [p.field for p in problems] == [
+        "scaling_schedule.rules[0].duration_seconds",
+        "scaling_schedule.rules[2]",
+    ]
+    alone, _ = usable_schedule({**value, "rules": [endless]})
+    assert scheduled_replicas(alone, at(9), BERLIN).replicas == 1
+
+
+def test_a_schedule_without_a_baseline_says_nothing() -> None:
+    usable, (problem,) = usable_schedule({"enabled": True, "rules": [rule("0 8 * * *", 12, 4)]})
+    assert not usable.is_active
+    assert problem.field == "scaling_schedule.baseline_replicas"
 
 
 def test_what_is_not_enabled_may_be_half_done_and_says_nothing() -> None:
