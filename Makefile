@@ -55,8 +55,9 @@ golden: setup ## write the record of decisions anew (tests/golden), where a chan
 bench: setup ## measurements, printed as one table; ARGS=--quick for the short form
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-chaos: setup ## real processes killed, stopped and restarted
+chaos: setup ## real processes killed, stopped and restarted; property tests with new seeds and for long
 	@$(BIN)/pytest -m chaos -n 0 --timeout 900 $(ARGS)
+	@GPUSTACKD_TEST_EXPLORE=20 $(BIN)/pytest -n $(JOBS) --timeout 3600 tests/property tests/unit
 
 image: ## the container image
 	docker build --tag $(IMAGE) .

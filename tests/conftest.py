@@ -18,11 +18,16 @@ import hypothesis
 import pytest
 
 from gpustackd.store.embedded import EmbeddedPostgres
+from tests.exploring import explored
 from tests.servers import QUICK
 
 # An example's time says more about the machine than about the code; `make bench` measures.
 hypothesis.settings.register_profile(
-    "gpustackd", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "gpustackd",
+    explored(100),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("gpustackd")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustackd.domain.backends import Backends, backend_row, device_kind
@@ -20,6 +20,7 @@ from gpustackd.placement.filters.engine_images import packaged
 from gpustackd.placement.filters.framework_verdict import verdicts
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.search_cache import SearchCache
+from tests.exploring import explored
 from tests.fleets import GIB, demand, model
 
 TYPES = st.sampled_from(["cuda", "rocm", "cann", "neuware"])
@@ -65,7 +66,7 @@ def changed(on: Fleet, worker: int, level: str | None, held: int) -> None:
     on.set_foreign({ids[0]: held * GIB} if ids and held else {})
 
 
-@settings(max_examples=150, deadline=None)
+@explored(150)
 @given(
     WORKERS,
     st.sampled_from(["vLLM", "mine"]),

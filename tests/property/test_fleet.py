@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -14,6 +13,7 @@ from gpustackd.domain.bookings import Booking
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.outcome import Part, Placement
+from tests.exploring import explored
 
 WORKERS = st.integers(1, 5)
 GPUS = st.integers(1, 9)
@@ -255,4 +255,4 @@ def bookings(placement: Placement, i: int) -> list[Booking]:
 
 
 TestFleet = FleetMachine.TestCase
-TestFleet.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestFleet.settings = explored(150, stateful_step_count=30)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustackd.errors import ModelUnreadable
+from tests.exploring import explored
 from tests.gguf_files import ARRAY, STRING, Typed, Writer, drive, file_bytes, read
 
 NUMBERS = {
@@ -58,7 +59,7 @@ def files(draw: st.DrawFn) -> tuple[bytes, int, dict[str, Any]]:
     return data, file_bytes(data, tensors), told
 
 
-@settings(max_examples=100, deadline=None)
+@explored(60)
 @given(files(), st.sampled_from([32, 300, 2**18]))
 def test_what_is_written_is_read_back_through_any_window(
     file: tuple[bytes, int, dict[str, Any]], window: int
@@ -69,7 +70,7 @@ def test_what_is_written_is_read_back_through_any_window(
     assert head.data_offset + head.data_bytes == size
 
 
-@settings(max_examples=150, deadline=None)
+@explored(80)
 @given(files(), st.data())
 def test_damage_gives_an_error_with_a_name_or_another_header(
     file: tuple[bytes, int, dict[str, Any]], data: st.DataObject
@@ -90,7 +91,7 @@ def test_damage_gives_an_error_with_a_name_or_another_header(
     assert peak < 64 * 1024**2
 
 
-@settings(max_examples=300, deadline=None)
+@explored(60)
 @given(st.binary(max_size=400), st.sampled_from([None, 2**20, 2**40]))
 def test_anything_behind_the_magic_is_read_or_refused(raw: bytes, size: int | None) -> None:
     data = b"GGUF\x03\0\0\0" + raw

@@ -4,12 +4,13 @@ together never exceed a machine, and what is kept answers as what is not."""
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpustackd.domain.demand import Demand
@@ -21,6 +22,7 @@ from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.search_cache import SearchCache
 from gpustackd.ports import Proposal
 from gpustackd.store.memory.store import MemoryStore
+from tests.exploring import explored
 from tests.fleets import GIB, fleet, model, occupy, positions
 from tests.gguf_sizes import Toy, layered
 from tests.property.oracle import breaches
@@ -127,21 +129,28 @@ def check(on: Fleet, wanted: Demand, placed: Placement) -> None:
         assert size <= on.ram_capacity[w] - on.ram_allocated[w]
 
 
-@given(FLEETS, HELD, demands(), POLICIES)
-@settings(max_examples=400)
-def test_a_placement_holds_and_its_figures_are_those_of_its_division(text, held, wanted, policy):
-    on = build(text, held)
-    outcome = decide(on, wanted, Subject(1, "a-1"), policy)
-    if isinstance(outcome, Placed):
-        check(on, wanted, outcome.placement)
-        for n in range(2, 6):
-            other = decide(on, wanted, Subject(n, f"a-{n}"), policy)
-            assert isinstance(other, Placed)
-            check(on, wanted, other.placement)
-    else:
-        assert outcome.reasons
-        assert outcome.cures
-        assert len(outcome.message.encode()) < 4096
+def test_a_placement_holds_and_its_figures_are_those_of_its_division():
+    met = Counter()
+
+    @given(FLEETS, HELD, demands(), POLICIES)
+    @explored(150)
+    def holds(text, held, wanted, policy):
+        on = build(text, held)
+        outcome = decide(on, wanted, Subject(1, "a-1"), policy)
+        if isinstance(outcome, Placed):
+            check(on, wanted, outcome.placement)
+            for n in range(2, 6):
+                other = decide(on, wanted, Subject(n, f"a-{n}"), policy)
+                assert isinstance(other, Placed)
+                check(on, wanted, other.placement)
+            met[outcome.placement.strategy] += 1
+        else:
+            assert outcome.reasons
+            assert outcome.cures
+            assert len(outcome.message.encode()) < 4096
+
+    holds()
+    assert {"one_gpu", "one_worker", "cpu", "manual"} <= met.keys(), "the examples are too poor"
 
 
 def ways(count: int, devices: int) -> list[tuple[int, ...]]:
@@ -175,7 +184,7 @@ def on_one_worker(on: Fleet, sizes: Toy, level: int) -> int | None:
 
 
 @given(FLEETS, HELD, demands(flags=False), POLICIES)
-@settings(max_examples=300)
+@explored(120)
 def test_no_place_on_one_worker_is_missed_and_the_fewest_gpus_are_taken(text, held, wanted, policy):
     on = build(text, held)
     outcome = decide(on, wanted, Subject(1, "a-1"), policy)
@@ -200,7 +209,7 @@ def test_no_place_on_one_worker_is_missed_and_the_fewest_gpus_are_taken(text, he
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(4, 20)), min_size=2, max_size=4), st.integers(4, 60))
-@settings(max_examples=200)
+@explored(100)
 def test_alike_layers_are_spread_over_workers_wherever_they_fit(workers, blocks):
     """With layers that are alike, what GPUs hold in whole layers decides."""
     text = " + ".join(f"1x{g}xA-{size}" for g, size in workers)
@@ -258,7 +267,7 @@ def seen(store: MemoryStore) -> Fleet:
 
 
 @given(FLEETS, st.lists(demands(), min_size=1, max_size=5), POLICIES)
-@settings(max_examples=200)
+@explored(100)
 def test_ram_and_vram_that_are_committed_never_exceed_a_machine(text, wanted, policy):
     store, owner = stored(text), uuid4()
     on = seen(store)
@@ -296,7 +305,7 @@ ACTIONS = st.lists(
 
 
 @given(FLEETS, st.lists(demands(), min_size=3, max_size=3), POLICIES, ACTIONS)
-@settings(max_examples=150)
+@explored(150)
 def test_kept_results_answer_as_fresh_ones_whatever_happened_between(text, wanted, policy, actions):
     on = build(text, [])
     wanted = [replace(d, spec=replace(d.spec, id=n + 1), digest=f"{n}") for n, d in enumerate(wanted)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpustackd.domain.facts import ModelFacts
@@ -26,12 +26,13 @@ from gpustackd.placement.decide import decide
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.sources.formats import bounded_json, config_json, safetensors_header, weight_files
 from gpustackd.sources.reader import Reader
+from tests.exploring import explored
 from tests.fleets import fleet
 from tests.safetensors_files import data_bytes, encode
 from tests.specs import a_model
 
 MIB = 1024**2
-LIMITED = settings(max_examples=100, deadline=None)
+LIMITED = explored(100)
 
 numbers = st.one_of(
     st.integers(-5, 200),
@@ -208,7 +209,7 @@ def test_an_index_never_names_a_file_elsewhere(weight_map: dict[str, Any]) -> No
 # -- whole directories --------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@explored(40)
 @given(
     st.dictionaries(
         st.sampled_from(["config.json", "model.safetensors", "model.safetensors.index.json",

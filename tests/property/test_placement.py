@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustackd.domain.demand import Demand, Engine
@@ -18,6 +19,7 @@ from gpustackd.engines.divisibility import Divisors
 from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.search_cache import SearchCache
+from tests.exploring import explored
 from tests.fleets import demand, fleet, model, occupy, positions
 from tests.places import places
 
@@ -171,35 +173,49 @@ def naive(on: Fleet, wanted: Demand) -> tuple[str, int] | None:
     return ("one_gpu" if best == 1 else "one_worker"), best
 
 
-@given(FLEETS, HOLDS, demands(), POLICIES, st.text(max_size=8))
-@settings(max_examples=400)
-def test_a_placement_holds_and_none_is_missed(text, held, wanted, policy, name):
-    on = build(text, held)
-    outcome = decide(on, wanted, Subject(1, name), policy)
-    expected = naive(on, wanted)
-    if isinstance(outcome, Placed):
-        check(on, wanted, outcome.placement)
-    if expected is not None:
-        assert isinstance(outcome, Placed), outcome.message
-        assert (outcome.placement.strategy, outcome.placement.gpu_count) == expected
-    elif isinstance(outcome, Placed):
-        assert outcome.placement.strategy == "many_workers"
-        assert len(outcome.placement.parts) > 1
+def test_a_placement_holds_and_none_is_missed():
+    met = Counter()
+
+    @given(FLEETS, HOLDS, demands(), POLICIES, st.text(max_size=8))
+    @explored(200)
+    def holds(text, held, wanted, policy, name):
+        on = build(text, held)
+        outcome = decide(on, wanted, Subject(1, name), policy)
+        expected = naive(on, wanted)
+        if isinstance(outcome, Placed):
+            check(on, wanted, outcome.placement)
+            met[outcome.placement.strategy] += 1
+        if expected is not None:
+            assert isinstance(outcome, Placed), outcome.message
+            assert (outcome.placement.strategy, outcome.placement.gpu_count) == expected
+        elif isinstance(outcome, Placed):
+            assert outcome.placement.strategy == "many_workers"
+            assert len(outcome.placement.parts) > 1
+
+    holds()
+    assert {"one_gpu", "one_worker", "many_workers"} <= met.keys(), "the examples are too poor"
 
 
-@given(FLEETS, HOLDS, demands(ENGINES), POLICIES)
-@settings(max_examples=250)
-def test_the_choice_is_among_the_candidates_with_the_best_score(text, held, wanted, policy):
-    on = build(text, held)
-    outcome = decide(on, wanted, Subject(1, "a-1"), policy)
-    listed = places(on, wanted, policy)
-    if not isinstance(outcome, Placed) or outcome.placement.strategy not in ("one_gpu", "one_worker"):
-        assert not listed
-    else:
-        assert outcome.placement.score >= max(p.score for p in listed) - 1e-6
-        assert all(0 <= p.score <= 100 + 1e-9 for p in listed)
-        for placed in listed:
-            check(on, wanted, placed)
+def test_the_choice_is_among_the_candidates_with_the_best_score():
+    met = Counter()
+
+    @given(FLEETS, HOLDS, demands(ENGINES), POLICIES)
+    @explored(120)
+    def chosen(text, held, wanted, policy):
+        on = build(text, held)
+        outcome = decide(on, wanted, Subject(1, "a-1"), policy)
+        listed = places(on, wanted, policy)
+        if not isinstance(outcome, Placed) or outcome.placement.strategy not in ("one_gpu", "one_worker"):
+            assert not listed
+        else:
+            assert outcome.placement.score >= max(p.score for p in listed) - 1e-6
+            assert all(0 <= p.score <= 100 + 1e-9 for p in listed)
+            for placed in listed:
+                check(on, wanted, placed)
+            met[outcome.placement.strategy] += len(listed) > 1
+
+    chosen()
+    assert min(met["one_gpu"], met["one_worker"]) > 0, "the examples are too poor"
 
 
 ACTIONS = st.lists(
@@ -217,7 +233,7 @@ ACTIONS = st.lists(
 
 
 @given(FLEETS, st.lists(demands(ENGINES), min_size=4, max_size=4), POLICIES, ACTIONS)
-@settings(max_examples=200)
+@explored(100)
 def test_kept_results_answer_as_fresh_ones_whatever_happened_between(text, wanted, policy, actions):
     on = build(text, [])
     wanted = [_own(d, n) for n, d in enumerate(wanted)]
@@ -256,7 +272,7 @@ def change(on: Fleet, action: tuple[Any, ...]) -> None:
 
 
 @given(FLEETS, HOLDS, demands(ENGINES))
-@settings(max_examples=200)
+@explored(100)
 def test_a_refusal_is_short_has_reasons_and_a_cure(text, held, wanted):
     on = build(text, held)
     outcome = decide(on, wanted, Subject(1, "a"), Policy())

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
+from gpustackd.domain.outcome import Check
 from tests.conformance.scenes import SHOWN, MemoryScene, Scene, SqlScene
+from tests.exploring import explored
 from tests.integration.world import world_of
 from tests.property.oracle import breaches
 from tests.property.protocol import Protocol
@@ -31,9 +34,50 @@ class OverMemory(Protocol):
 
 def test_over_memory_every_rule_holds_after_every_step() -> None:
     OverMemory.outcomes.clear()
-    run_state_machine_as_test(OverMemory, settings=settings(max_examples=120, stateful_step_count=60))
+    run_state_machine_as_test(OverMemory, settings=explored(100, stateful_step_count=60))
     print(dict(OverMemory.outcomes))
-    assert {"placed", "refused", "conflict"} <= set(OverMemory.outcomes)
+    assert OverMemory.outcomes["placed"] > 0
+
+
+def meets_every_outcome(history: Protocol) -> None:
+    """A history by hand: a place, a card that another was faster to take, no place at all, a lease that is
+    over when the commit comes, and a model that was edited after the decision."""
+    history.outcomes.clear()
+    history.begin()
+    history.create(0, 3)
+    decide = partial(
+        history.decide, some=[0], wide=1, ram=0, blind=False, check=Check.FITS, over=False, at_once=False
+    )
+    for who in (0, 1):
+        history.look(who)
+    for who in (0, 1):
+        decide(who, fresh=False, vram=12)
+    for who in (0, 1):
+        history.commit_of(history.replicas[who])
+    assert history.outcomes == {"placed": 2, "conflict": 1}
+    decide(2, fresh=True, vram=30)
+    history.commit_of(history.replicas[2])
+    decide(2, fresh=True, vram=2)
+    for at in range(len(history.names("i"))):
+        history.expire(at, swept=True)
+    history.commit_of(history.replicas[2])
+    decide(2, fresh=True, vram=2)
+    history.edit_model(0)
+    history.commit_of(history.replicas[2])
+    assert history.outcomes == {"placed": 2, "conflict": 1, "refused": 1, "lost": 1, "model_changed": 1}
+
+
+def test_a_history_by_hand_meets_every_outcome_over_memory() -> None:
+    history = OverMemory()
+    meets_every_outcome(history)
+    history.every_rule_holds()
+
+
+def test_a_history_by_hand_meets_every_outcome_over_postgresql(beside: type[Beside]) -> None:
+    history = beside()
+    meets_every_outcome(history)
+    history.every_rule_holds()
+    history.both_tell_the_same()
 
 
 class Beside(Protocol):
@@ -91,9 +135,7 @@ def beside(database: str) -> Iterator[type[Beside]]:
 
 def test_over_postgresql_every_step_ends_as_in_memory(beside: type[Beside]) -> None:
     beside.outcomes.clear()
-    patient = settings(
-        max_examples=20, derandomize=True, stateful_step_count=30, suppress_health_check=list(HealthCheck)
-    )
+    patient = explored(20, stateful_step_count=30, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(beside, settings=patient)
     print(dict(beside.outcomes))
     assert beside.outcomes["placed"] > 0

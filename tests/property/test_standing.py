@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustackd.domain.model_spec import Strategy
@@ -13,6 +13,7 @@ from gpustackd.placement.context.search import PlacementContext
 from gpustackd.placement.decide import decide
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.search_cache import SearchCache
+from tests.exploring import explored
 from tests.fleets import demand, fleet, model
 from tests.property.test_placement import change
 
@@ -34,7 +35,7 @@ STEPS = st.lists(
 
 
 @given(FLEETS, st.tuples(SIZES, SIZES, SIZES), STRATEGIES, STEPS)
-@settings(max_examples=120, deadline=None)
+@explored(120)
 def test_the_last_ranking_goes_on_as_a_new_one_would(text, sizes, strategy, steps):
     on = fleet(text)
     wanted = [demand(gib, model(n + 1), heads=64) for n, gib in enumerate(sizes)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustackd.domain.demand import Demand
@@ -17,6 +17,7 @@ from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.scoring.fragmentation import Mix, Shape
 from gpustackd.placement.search_cache import SearchCache
+from tests.exploring import explored
 from tests.fleets import GIB, demand, fleet, model, occupy
 from tests.places import places
 from tests.property.test_placement import FLEETS, HOLDS, demands
@@ -50,7 +51,7 @@ def of_one_card(need: int, strategy: Strategy) -> Demand:
     return demand(need, spec)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@explored(120)
 @given(FLEETS, HOLDS, st.integers(1, 60), st.sampled_from(list(Strategy)), MIXES, st.sets(st.integers(1, 9)))
 def test_the_best_of_all_candidates_is_chosen(
     text: str, holds: Any, need: int, strategy: Strategy, mix: Mix, ready: set[int]
@@ -78,7 +79,7 @@ def test_the_best_of_all_candidates_is_chosen(
         assert 0 <= c.score_parts["placement"] <= 100 + 1e-9
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@explored(120)
 @given(FLEETS, HOLDS, demands(), MIXES)
 def test_a_strategy_never_changes_what_fits(text: str, holds: Any, wanted: Demand, mix: Mix) -> None:
     on = held(text, holds)
@@ -92,7 +93,7 @@ def test_a_strategy_never_changes_what_fits(text: str, holds: Any, wanted: Deman
     assert len(found) == 1
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@explored(60)
 @given(FLEETS, st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=2, max_size=8), MIXES, MIXES)
 def test_kept_costs_are_those_of_the_mix_that_holds_now(
     text: str, steps: list[tuple[int, bool]], first: Mix, second: Mix
@@ -110,7 +111,7 @@ def test_kept_costs_are_those_of_the_mix_that_holds_now(
     assert np.all(on.occupancy.vram_assumed == 0)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@explored(80)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.lists(st.integers(1, 6), max_size=12))
 def test_whole_cards_go_as_in_the_textbook(sizes: list[int], sought: list[int]) -> None:
     """First fit takes the first worker with so many free cards, best fit one that is left with the fewest."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpustackd.daemon.queue.instance_queue import InstanceQueue, Lane
 from gpustackd.domain.outcome import Cure
+from tests.exploring import explored
 
 LIMIT = 6
 IDS = st.integers(1, 9)
@@ -243,5 +243,5 @@ class QueueAgainstNaive(RuleBasedStateMachine):
 
 
 TestQueueAgainstNaive = QueueAgainstNaive.TestCase
-TestQueueAgainstNaive.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestQueueAgainstNaive.settings = explored(100, stateful_step_count=60)
 pytestmark = pytest.mark.timeout(170)

@@ -6,12 +6,12 @@ from random import Random
 
 import anyio
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpustackd.daemon.queue.key_queue import KeyChange, KeyQueue
 from gpustackd.daemon.scheduling.backoff import Backoff
+from tests.exploring import explored
 
 pytestmark = pytest.mark.anyio
 
@@ -172,4 +172,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestWorkQueue = Machine.TestCase
-TestWorkQueue.settings = settings(max_examples=60, stateful_step_count=40)
+TestWorkQueue.settings = explored(60, stateful_step_count=40)

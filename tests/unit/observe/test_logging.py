@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from gpustackd.observe.lines import LineWriter
 from gpustackd.observe.logging import FIELDS, Logging, start_logging
+from tests.exploring import explored
 
 Start = Callable[..., Logging]
 
@@ -112,7 +113,7 @@ json_like = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@explored(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(st.text(min_size=1).filter(lambda k: k != "event"), json_like, max_size=4))
 def test_no_field_breaks_a_line(fields: dict[str, Any], tmp_path: Path) -> None:
     output = Output(tmp_path / "log")
