@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gpustackd"
 CODE = [ROOT / "CONTRIBUTING.md", ROOT / "docs/architecture.md", *sorted(PACKAGE.rglob("README.md"))]
 """Documents that name modules."""
-DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".github/*.md"), *CODE})
+TESTS = ROOT / "tests/README.md"
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".github/*.md"), TESTS, *CODE})
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:[a-z_0-9.*]+/)+(?:[A-Za-z_0-9*.-]+)?|[a-z_0-9]+\.py)`")
