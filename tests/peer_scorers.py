@@ -18,9 +18,9 @@ from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Strategy, model_spec
 from gpustackd.domain.origin import draft_origin
 from gpustackd.placement.context.gpu_allocation import GpuAllocation
-from gpustackd.placement.context.search import PlacementContext
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.selectors.rules import rules_of
+from gpustackd.placement.rules.registry import rules_of
+from gpustackd.placement.search import Search
 from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.replica import Replica, replica
 from gpustackd.replicas.retention_score import RetentionWeights, scores
@@ -61,13 +61,13 @@ def _rated(case: Mapping[str, Any], scorer: Mapping[str, Any]) -> list[float]:
     on = fleet_of(case)
     search = search_of(on, case, scorer)
     seats = [_seats(on, c) for c in case["inputs"]["candidates"]]
-    _, parts = search.rate(seats)
+    _, parts = search.ranker.rate(seats)
     name = "locality" if scorer["type"] == "file_locality" else "placement"
     found = parts.get(name)
     return [0.0] * len(seats) if found is None else found.tolist()
 
 
-def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any]) -> PlacementContext:
+def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any]) -> Search:
     """A search for the case's model with this scorer at its maximum."""
     draft = {"draft_model": DRAFT} if scorer.get("has_draft") else None
     asked = {
@@ -90,7 +90,7 @@ def search_of(on: Fleet, case: Mapping[str, Any], scorer: Mapping[str, Any]) -> 
         ready_files=files,
     )
     wanted = Demand(spec, ModelFacts(1, categories=("llm",)), Need(1), Engine.VLLM)
-    search = PlacementContext(on, wanted, policy, rules_of(wanted))
+    search = Search(on, wanted, policy, rules_of(wanted))
     search.refresh()
     return search
 
@@ -166,7 +166,7 @@ def _item(case: Mapping[str, Any]) -> float:
         places = PlacementScores(on, 1, Strategy(scorer["strategy"]), scorer["max_score"])
         return places._packed(replica({"id": 1, **part, "computed_resource_claim": part["claim"]}).main)
     search = search_of(on, case, scorer)
-    _, parts = search.rate([[_seat(on, part, None)]])
+    _, parts = search.ranker.rate([[_seat(on, part, None)]])
     return float(parts["placement"][0])
 
 

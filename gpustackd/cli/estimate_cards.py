@@ -36,7 +36,7 @@ def with_cards(spec: ModelSpec, facts: ModelFacts, memory: int) -> tuple[Breakdo
     """The need taken apart on as many cards as it takes, and what is booked there. Raise BadRow for flags
     that cannot be read."""
     from gpustackd.engines.flags import parse_flags
-    from gpustackd.engines.parallelism import Parallel, parallel_of
+    from gpustackd.engines.parallel_sizes import Parallel, parallel_of
     from gpustackd.estimate.breakdown import breakdown
     from gpustackd.estimate.demand import build_demand
     from gpustackd.placement.on_cards import on_cards
@@ -56,7 +56,7 @@ def with_refusal(found: Breakdown, spec: ModelSpec, facts: ModelFacts) -> Breakd
     """With a warning where no search for a place would go on: flags that cannot be used, or not together, or
     that do not divide the model. The figures stand."""
     from gpustackd.estimate.demand import build_demand
-    from gpustackd.placement.selectors.rules import rules_of
+    from gpustackd.placement.rules.registry import rules_of
 
     try:
         rules_of(build_demand(spec, facts))

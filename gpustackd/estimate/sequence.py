@@ -7,7 +7,7 @@ from collections.abc import Collection
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.parallelism import Parallel, parallel_of
+from gpustackd.engines.parallel_sizes import Parallel, parallel_of
 from gpustackd.engines.serving import ServingFlags, serving_flags
 from gpustackd.errors import BadRow
 from gpustackd.estimate.categories import EMBEDDING, RERANKER, is_llm

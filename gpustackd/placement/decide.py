@@ -9,14 +9,14 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.gpu_allocation import Candidate, placement
-from gpustackd.placement.context.search import PlacementContext
-from gpustackd.placement.diagnostics.refusal import refuse, unknown_size, unusable, with_faults
+from gpustackd.placement.diagnostics.refusal import unknown_size, unusable, with_faults
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.rules.registry import rules_of
 from gpustackd.placement.scoring.tie_break import tie_break
+from gpustackd.placement.search import Search
 from gpustackd.placement.search_cache import SearchCache
-from gpustackd.placement.selectors.rules import rules_of
 
-Searches = SearchCache[PlacementContext]
+Searches = SearchCache[Search]
 
 
 def decide(
@@ -31,13 +31,13 @@ def decide(
     if demand.need.vram is None:
         return unknown_size(demand)
     try:
-        search, found = _sought(fleet, demand, subject, policy, memo)
+        search, candidate = _search(fleet, demand, subject, policy, memo)
     except BadRow as problem:
         return unusable(problem)
-    if found is None:
-        cut, told = search.cut, search.told()  # the refusal looks at the steps again
-        return with_faults(replace(refuse(search), cut=cut), told | search.told())
-    return _placed(search, found)
+    if candidate is None:
+        cut, failed = search.cut, search.context.failed_stages()  # the refusal looks at the ladder again
+        return with_faults(replace(search.refuse(), cut=cut), failed | search.context.failed_stages())
+    return _placed(search, candidate)
 
 
 def find(
@@ -49,34 +49,35 @@ def find(
     """
     if demand.need.vram is None:
         return None
-    search, found = _sought(fleet, demand, subject, policy, memo)
-    return None if found is None else _placed(search, found)
+    search, candidate = _search(fleet, demand, subject, policy, memo)
+    return None if candidate is None else _placed(search, candidate)
 
 
-def _sought(
+def _search(
     fleet: Fleet, demand: Demand, subject: Subject, policy: Policy, memo: Searches | None
-) -> tuple[PlacementContext, Candidate | None]:
+) -> tuple[Search, Candidate | None]:
     view = fleet.without(subject.id) if subject.leave_out else fleet
-    search = _search(view, demand, policy, None if subject.leave_out else memo)
+    search = _prepare(view, demand, policy, None if subject.leave_out else memo)
     return search, search.best(tie_break(subject.name))
 
 
-def _placed(search: PlacementContext, found: Candidate) -> Placed:
-    made = placement(search.fleet, search.rules, found, search.policy.commit_check)
-    faults = tuple(f.as_reason() for f in search.told().values())
+def _placed(search: Search, candidate: Candidate) -> Placed:
+    context = search.context
+    made = placement(context.fleet, context.rules, candidate, context.policy.commit_check)
+    faults = tuple(f.as_reason() for f in context.failed_stages().values())
     if faults:
         made = replace(made, warnings=(*made.warnings, *faults))
-    return Placed(made, search.pool, found.also, search.cut, faults)
+    return Placed(made, context.pool, candidate.also, search.cut, faults)
 
 
-def _search(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None) -> PlacementContext:
+def _prepare(fleet: Fleet, demand: Demand, policy: Policy, memo: Searches | None) -> Search:
     key = (demand.spec.id, demand.spec.version, demand.engine, demand.need, demand.digest, policy.key)
     if memo is not None:
         kept = memo.get(key)
-        if kept is not None and kept.fleet is fleet:
-            kept.policy = policy
+        if kept is not None and kept.context.fleet is fleet:
+            kept.context.policy = policy
             return kept
-    search = PlacementContext(fleet, demand, policy, rules_of(demand))
-    if memo is not None and not search.without:
+    search = Search(fleet, demand, policy, rules_of(demand))
+    if memo is not None and not search.context.missing_filters:
         memo.put(key, search)
     return search

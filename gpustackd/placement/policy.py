@@ -12,8 +12,8 @@ from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
 from gpustackd.domain.paths import Paths
 from gpustackd.domain.pools import NO_POOLS, Pools
-from gpustackd.placement.filters.engine_images import EngineImages
-from gpustackd.placement.scoring.fragmentation import UNKNOWN_MIX, Mix
+from gpustackd.engines.images import EngineImages
+from gpustackd.placement.mix import UNKNOWN_MIX, Mix
 
 Files = Mapping[str, Mapping[int, int]]
 

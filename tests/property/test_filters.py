@@ -15,8 +15,8 @@ from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import NoFit, Placed
 from gpustackd.domain.paths import PathKnowledge, Presence
+from gpustackd.engines.images import packaged
 from gpustackd.placement.decide import Searches, decide
-from gpustackd.placement.filters.engine_images import packaged
 from gpustackd.placement.filters.framework_verdict import verdicts
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.search_cache import SearchCache

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Placed
-from gpustackd.placement.context.search import PlacementContext
 from gpustackd.placement.decide import decide
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.search import Search
 from gpustackd.placement.search_cache import SearchCache
 from tests.exploring import explored
 from tests.fleets import demand, fleet, model
@@ -39,7 +39,7 @@ STEPS = st.lists(
 def test_the_last_ranking_goes_on_as_a_new_one_would(text, sizes, strategy, steps):
     on = fleet(text)
     wanted = [demand(gib, model(n + 1), heads=64) for n, gib in enumerate(sizes)]
-    policy, memo = Policy(strategy=strategy), SearchCache[PlacementContext]()
+    policy, memo = Policy(strategy=strategy), SearchCache[Search]()
     for n, step in enumerate(steps):
         if step[0] != "decide":
             change(on, step)
@@ -55,15 +55,15 @@ def test_the_last_ranking_goes_on_as_a_new_one_would(text, sizes, strategy, step
 
 def test_a_burst_of_one_model_is_ranked_twice(monkeypatch):
     on = fleet("40x8xA-80")
-    wanted, policy, memo = demand(30, model(1)), Policy(), SearchCache[PlacementContext]()
+    wanted, policy, memo = demand(30, model(1)), Policy(), SearchCache[Search]()
     ranked: Counter[str] = Counter()
-    refresh = PlacementContext.refresh
+    refresh = Search.refresh
 
-    def counted(self: PlacementContext) -> None:
+    def counted(self: Search) -> None:
         ranked["times"] += 1
         refresh(self)
 
-    monkeypatch.setattr(PlacementContext, "refresh", counted)
+    monkeypatch.setattr(Search, "refresh", counted)
     for n in range(30):
         outcome = decide(on, wanted, Subject(n, f"i-{n}"), policy, memo)
         assert isinstance(outcome, Placed)

@@ -14,8 +14,8 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.decide import Searches, decide
+from gpustackd.placement.mix import DemandShape, Mix
 from gpustackd.placement.policy import Policy, Subject
-from gpustackd.placement.scoring.fragmentation import Mix, Shape
 from gpustackd.placement.search_cache import SearchCache
 from tests.exploring import explored
 from tests.fleets import GIB, demand, fleet, model, occupy
@@ -23,7 +23,10 @@ from tests.places import places
 from tests.property.test_placement import FLEETS, HOLDS, demands
 
 SHAPES = st.builds(
-    Shape, st.integers(1, 5), st.integers(0, 80).map(lambda n: n * GIB), st.sampled_from([0.0, 0.5, 0.9, 1.0])
+    DemandShape,
+    st.integers(1, 5),
+    st.integers(0, 80).map(lambda n: n * GIB),
+    st.sampled_from([0.0, 0.5, 0.9, 1.0]),
 )
 MIXES = st.lists(SHAPES, min_size=1, max_size=4, unique=True).map(
     lambda s: Mix(tuple(s), tuple([1 / len(s)] * len(s)))

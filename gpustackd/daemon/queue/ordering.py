@@ -23,8 +23,8 @@ from gpustackd.daemon.surface.reporter import Reporter
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow
+from gpustackd.placement.rules.registry import rules_of
 from gpustackd.placement.scoring.demand_mix import magnitude
-from gpustackd.placement.selectors.rules import rules_of
 from gpustackd.ports import WaitingInstance
 
 QUIET = 0.04

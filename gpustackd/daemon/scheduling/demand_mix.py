@@ -15,10 +15,10 @@ from gpustackd.daemon.scheduling.model_catalog import ModelCatalog
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow
+from gpustackd.placement.mix import DemandShape, Mix
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.rules.registry import rules_of
 from gpustackd.placement.scoring.demand_mix import distance, mix, shape
-from gpustackd.placement.scoring.fragmentation import Mix, Shape
-from gpustackd.placement.selectors.rules import rules_of
 from gpustackd.ports import WaitingInstance
 
 LOOK = 0.25
@@ -43,9 +43,9 @@ class DemandMix:
         self._catalogue = catalogue
         self._rows = rows
         self._clock = clock
-        self._seen: Counter[Shape] = Counter()
+        self._seen: Counter[DemandShape] = Counter()
         self._count = 0
-        self._shapes: dict[Hashable, Shape | None] = {}
+        self._shapes: dict[Hashable, DemandShape | None] = {}
         self._mix: Mix | None = None
         self._next = 0.0
         self._applied: tuple[Policy, Mix, Policy] | None = None
@@ -85,9 +85,9 @@ class DemandMix:
             self._mix = found
         return self._mix
 
-    def _waiting(self) -> dict[Shape, float]:
+    def _waiting(self) -> dict[DemandShape, float]:
         counts = Counter(row.model_id for row in self._rows.values())
-        found: dict[Shape, float] = {}
+        found: dict[DemandShape, float] = {}
         for model_id, n in counts.items():
             demand = self._catalogue.last(model_id)
             kind = self._shape(demand) if demand is not None else None
@@ -95,7 +95,7 @@ class DemandMix:
                 found[kind] = found.get(kind, 0.0) + n
         return found
 
-    def _shape(self, demand: Demand) -> Shape | None:
+    def _shape(self, demand: Demand) -> DemandShape | None:
         largest = self._view.fleet.largest[0]
         key = (demand.spec.id, demand.spec.version, demand.digest, largest)
         if key not in self._shapes:
@@ -108,9 +108,9 @@ class DemandMix:
         return self._shapes[key]
 
 
-def placed(view: FleetFeed) -> Counter[Shape]:
+def placed(view: FleetFeed) -> Counter[DemandShape]:
     """What stands on the fleet already: the part with the most GPUs of every instance."""
-    found: Counter[Shape] = Counter()
+    found: Counter[DemandShape] = Counter()
     for bookings in view.fleet.occupancy.by_instance.values():
         on: dict[int, list[int]] = {}
         for b in bookings:
@@ -118,5 +118,5 @@ def placed(view: FleetFeed) -> Counter[Shape]:
                 on.setdefault(b.worker_id, []).append(b.vram)
         if on:
             most = max(on.values(), key=len)
-            found[Shape(len(most), -(-sum(most) // len(most)))] += 1
+            found[DemandShape(len(most), -(-sum(most) // len(most)))] += 1
     return found

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gpustackd.domain.facts import HyperParameters
 from gpustackd.engines.flags import COLUMN
 from gpustackd.engines.mindie.flags import PARALLEL
+from gpustackd.engines.parallelism import WorldSize
 from gpustackd.errors import BadRow
-from gpustackd.placement.context.resource_rules import WorldSize
 
 UNSET = -1
 

@@ -20,7 +20,7 @@ from gpustackd.placement.advice.changes import (
     StopInstances,
 )
 from gpustackd.placement.advice.trials import Trials
-from gpustackd.placement.context.search import PlacementContext
+from gpustackd.placement.search import Search
 
 WORKERS = 16
 """Workers on which a kind of change is tried."""
@@ -31,9 +31,9 @@ NEW = 2**62
 """Ids of rows that are not there yet."""
 
 
-def open_gpus(trials: Trials, search: PlacementContext, order: Sequence[int]) -> Iterator[Change]:
+def open_gpus(trials: Trials, search: Search, order: Sequence[int]) -> Iterator[Change]:
     """Cordoned GPUs of one worker, as few as do."""
-    fleet = search.fleet
+    fleet = search.context.fleet
     rank = {w: n for n, w in enumerate(order)}
     here = [w for w in rank if _closed(fleet, w)]
     for w in sorted(here, key=lambda w: rank[w])[:WORKERS]:
@@ -51,13 +51,13 @@ def _closed(fleet: Fleet, w: int) -> list[GpuRow]:
     return [r for r in rows if not r.schedulable]
 
 
-def ready_workers(trials: Trials, search: PlacementContext) -> Iterator[Change]:
+def ready_workers(trials: Trials, search: Search) -> Iterator[Change]:
     """Workers that are not READY and pass every other filter, those in maintenance first."""
-    fleet = search.fleet
-    status = next((n for n, f in enumerate(search.filters) if f.name == "status"), None)
+    fleet = search.context.fleet
+    status = next((n for n, f in enumerate(search.context.filters) if f.name == "status"), None)
     if status is None:
         return
-    rows = np.flatnonzero(search.bits[: fleet.count] == (1 << status))
+    rows = np.flatnonzero(search.context.bits[: fleet.count] == (1 << status))
     free = np.maximum(fleet.vram_capacity[rows] - fleet.vram_allocated[rows], 0).sum(axis=1)
     found = [
         (row.state != "MAINTENANCE", -int(free[n]), row.id, row)
@@ -72,7 +72,7 @@ def ready_workers(trials: Trials, search: PlacementContext) -> Iterator[Change]:
 
 def stops(
     trials: Trials,
-    search: PlacementContext,
+    search: Search,
     order: Mapping[int, int],
     holders: Mapping[int, Holder],
     priority: int,
@@ -82,11 +82,11 @@ def stops(
 
     None of a higher priority, and none of the same model: that would gain nothing.
     """
-    fleet = search.fleet
+    fleet = search.context.fleet
     tried: set[int] = set()
     several: list[StopInstances] = []
     for w, lacking in islice(order.items(), WORKERS):
-        held = _held(fleet, int(fleet.worker_id[w]), holders, search.model_id, priority)
+        held = _held(fleet, int(fleet.worker_id[w]), holders, search.context.model_id, priority)
         if sum(size for _, size in held) < lacking:
             continue
         found = False
@@ -142,9 +142,9 @@ def _stop(chosen: Sequence[tuple[Holder, int]]) -> StopInstances:
     return StopInstances(tuple(h for h, _ in chosen), sum(size for _, size in chosen))
 
 
-def more_gpus(trials: Trials, search: PlacementContext, order: Sequence[int]) -> Iterator[Change]:
+def more_gpus(trials: Trials, search: Search, order: Sequence[int]) -> Iterator[Change]:
     """One more GPU: of the worker's own kind where that does, else of another kind that the fleet has."""
-    fleet = search.fleet
+    fleet = search.context.fleet
     kinds = known_kinds(fleet)
     seen: set[tuple[str, str | None, int | None]] = set()
     for w in order[:WORKERS]:
@@ -205,9 +205,9 @@ def _empty(like: GpuRow, gpu_id: int, worker_id: int, index: int, reserved: int)
     )  # fmt: skip
 
 
-def more_workers(trials: Trials, search: PlacementContext, order: Sequence[int]) -> Iterator[Change]:
+def more_workers(trials: Trials, search: Search, order: Sequence[int]) -> Iterator[Change]:
     """One more worker like one that passed every filter, the smallest kind that does."""
-    fleet = search.fleet
+    fleet = search.context.fleet
     kinds: dict[tuple[object, ...], int] = {}
     for w in order:
         gpus = [fleet.gpu_rows[int(g)] for g in fleet.gpu_id[w] if g]

@@ -14,12 +14,12 @@ from typing import Any
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import GpuSelector, ModelSpec
+from gpustackd.engines import sglang, vllm
 from gpustackd.engines.flags import parse_flags
 from gpustackd.errors import BadRow
 from gpustackd.placement.advice.changes import EditModel
 from gpustackd.placement.advice.flag_edits import with_flag, without_flag
 from gpustackd.placement.filters.labels import structured as structured_selector
-from gpustackd.placement.selectors.generic import sglang_rules, vllm_rules
 
 SIZES = (1, 2, 4, 8, 16, 32)
 """Parallel sizes that are tried."""
@@ -29,8 +29,8 @@ SHORTEST = 2048
 """Tokens: nobody is told to serve less."""
 
 PARALLEL: Mapping[Engine, tuple[str, ...]] = {
-    Engine.VLLM: vllm_rules.TP,
-    Engine.SGLANG: sglang_rules.TP,
+    Engine.VLLM: vllm.TP,
+    Engine.SGLANG: sglang.TP,
     Engine.MINDIE: ("tensor-parallel-size", "tp"),
 }
 LENGTH: Mapping[Engine, tuple[str, ...]] = {

@@ -17,10 +17,9 @@ from gpustackd.domain.outcome import Placed
 from gpustackd.placement.advice.changes import more_free
 from gpustackd.placement.advice.trials import Trials
 from gpustackd.placement.context.cards import Cards, cards
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
-from gpustackd.placement.context.search import PlacementContext
 from gpustackd.placement.diagnostics.wording import gib, some
-from gpustackd.placement.selectors.registry import EngineSelector
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.search import Search
 
 TRIED = 4
 """Workers of which it is tried out how much they lack."""
@@ -66,24 +65,24 @@ class NearMiss:
                 "even_empty": self.even_empty}  # fmt: skip
 
 
-def ranked(search: PlacementContext) -> dict[int, int]:
+def ranked(search: Search) -> dict[int, int]:
     """Positions of the workers that passed every filter, those that lack least first, with the least bytes
     that somebody there would have to give back (0 where the engine's search is its own, and nobody knows)."""
-    rows = np.flatnonzero(search.bits == 0)
+    rows = np.flatnonzero(search.context.bits == 0)
     if not len(rows):
         return {}
-    own = any(isinstance(s, EngineSelector) for s in search.ladder)
+    own = search.ladder.is_engines_own
     lacking = _by_free(search, rows) if own else lacks(search, rows)
-    order = np.lexsort((search.fleet.worker_id[rows], lacking)).tolist()
+    order = np.lexsort((search.context.fleet.worker_id[rows], lacking)).tolist()
     return {int(rows[n]): max(int(lacking[n]), 0) for n in order}
 
 
-def lacks(search: PlacementContext, rows: Ints) -> Ints:
+def lacks(search: Search, rows: Ints) -> Ints:
     """(R,) bytes of VRAM and RAM that each worker lacks for the place that lacks least; FAR = none there,
     however empty its cards."""
-    fleet, rules = search.fleet, search.rules
+    fleet, rules = search.context.fleet, search.context.rules
     found = cards(fleet, rows, rules)
-    steps = {t.step for t in search.ladder}
+    steps = search.ladder.kinds
     most = 1 if "one_worker" not in steps else found.free.shape[1]
     first = 1 if "one_gpu" in steps else 2
     best: Ints = np.full(len(rows), FAR, np.int64)
@@ -121,9 +120,9 @@ def _for(found: Cards, rules: ResourceRules, mine: Any, capacity: Ints, n: int) 
     return np.minimum(sums, FAR)
 
 
-def _by_free(search: PlacementContext, rows: Ints) -> Ints:
+def _by_free(search: Search, rows: Ints) -> Ints:
     """For engines that search in ways of their own: the more is free, the nearer."""
-    fleet = search.fleet
+    fleet = search.context.fleet
     free: Ints = -fleet.free_vram(rows).sum(axis=1)
     return free
 

@@ -11,20 +11,20 @@ import numpy as np
 
 from gpustackd.domain.demand import Engine
 from gpustackd.domain.fleet.columns import Bools, Ints
+from gpustackd.engines import sglang, vllm
 from gpustackd.engines.flags import parse_flags
 from gpustackd.errors import BadRow
 from gpustackd.placement.advice.changes import EditModel
 from gpustackd.placement.advice.model_edits import Editor
 from gpustackd.placement.context.cards import Cards, cards
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
-from gpustackd.placement.context.search import PlacementContext
-from gpustackd.placement.selectors.generic import sglang_rules, vllm_rules
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.search import Search
 
 FLAGS: Mapping[Engine, str] = {
-    Engine.VLLM: vllm_rules.SHARE,
-    Engine.SGLANG: sglang_rules.FRACTION,
+    Engine.VLLM: vllm.SHARE,
+    Engine.SGLANG: sglang.FRACTION,
     Engine.MINDIE: "npu-memory-fraction",
-    Engine.CUSTOM: vllm_rules.SHARE,
+    Engine.CUSTOM: vllm.SHARE,
 }
 LEAST, MOST = 5, 98
 """Percent: engines need a little besides what they are told to take."""
@@ -34,9 +34,9 @@ STEPS = 4
 """Values tried on either side."""
 
 
-def shares(search: PlacementContext, editor: Editor) -> Iterator[EditModel]:
+def shares(search: Search, editor: Editor) -> Iterator[EditModel]:
     """Edits of the share, the nearest to what it is now first."""
-    rules, flag = search.rules, FLAGS.get(search.rules.engine)
+    rules, flag = search.context.rules, FLAGS.get(search.context.rules.engine)
     if flag is None or rules.taking not in (ClaimPolicy.SHARE, ClaimPolicy.AT_LEAST):
         return
     if rules.engine is Engine.CUSTOM and not _given(search):
@@ -44,12 +44,12 @@ def shares(search: PlacementContext, editor: Editor) -> Iterator[EditModel]:
     now = max((*rules.share_of_type.values(), rules.share), default=0.0)
     if now <= 0:
         return
-    steps = {t.step for t in search.ladder}
+    steps = search.ladder.kinds
     known = bool({"one_gpu", "one_worker"} & steps) and rules.engine is not Engine.MINDIE
     below = list(range(min(int(now * 100 + 0.5), MOST + 1) - 1, LEAST - 1, -1))
     above = list(range(max(int(now * 100 + 0.5), LEAST - 1) + 1, MOST + 1))
     if known:
-        found = cards(search.fleet, _emptiest(search), rules)
+        found = cards(search.context.fleet, _emptiest(search), rules)
         down = [p for p in below if _could(search, found, p / 100, steps)][:STEPS]
         up = [p for p in above if _could(search, found, p / 100, steps)][:STEPS]
     else:  # no figures of our own: a few values further and further away
@@ -62,25 +62,25 @@ def shares(search: PlacementContext, editor: Editor) -> Iterator[EditModel]:
         yield editor.flag((flag,), f"{value:g}", text, cost, side, lean=value < now)
 
 
-def _emptiest(search: PlacementContext) -> Ints:
+def _emptiest(search: Search) -> Ints:
     """Workers with the most free memory of those that passed every filter: ideas come from them."""
-    rows = np.flatnonzero(search.bits == 0)
+    rows = np.flatnonzero(search.context.bits == 0)
     if len(rows) <= LOOKED_AT:
         return rows
-    free = search.fleet.free_vram(rows).sum(axis=1)
+    free = search.context.fleet.free_vram(rows).sum(axis=1)
     return np.sort(rows[np.argpartition(-free, LOOKED_AT)[:LOOKED_AT]])
 
 
-def _given(search: PlacementContext) -> bool:
+def _given(search: Search) -> bool:
     try:
-        return parse_flags(search.demand.spec.backend_parameters).has(vllm_rules.SHARE, sglang_rules.FRACTION)
+        return parse_flags(search.context.demand.spec.backend_parameters).has(vllm.SHARE, sglang.FRACTION)
     except BadRow:
         return False
 
 
-def _could(search: PlacementContext, found: Cards, share: float, steps: set[str]) -> bool:
+def _could(search: Search, found: Cards, share: float, steps: set[str]) -> bool:
     """Whether cards of one worker would hold the model at this share, RAM and executors aside."""
-    rules = search.rules
+    rules = search.context.rules
     claim: Ints = (found.total * share).astype(np.int64)
     if rules.taking is ClaimPolicy.AT_LEAST:
         claim = np.maximum(claim, rules.vram)
@@ -93,7 +93,7 @@ def _could(search: PlacementContext, found: Cards, share: float, steps: set[str]
     return "one_worker" in steps and _several(search, found, good, claim, rules)
 
 
-def _several(search: PlacementContext, found: Cards, good: Bools, claim: Ints, rules: ResourceRules) -> bool:
+def _several(search: Search, found: Cards, good: Bools, claim: Ints, rules: ResourceRules) -> bool:
     for code in np.unique(found.type[good]).tolist():
         mine = np.where(good & (found.type == code), claim, 0)
         sums = np.cumsum(-np.sort(-mine, axis=1), axis=1)

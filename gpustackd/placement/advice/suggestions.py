@@ -16,7 +16,7 @@ from gpustackd.placement.advice.near_miss import NearMiss, nearest, ranked
 from gpustackd.placement.advice.share_edits import shares
 from gpustackd.placement.advice.too_small import too_small
 from gpustackd.placement.advice.trials import TrialCase, Trials, Within
-from gpustackd.placement.context.search import PlacementContext
+from gpustackd.placement.search import Search
 
 MOST = 12
 """Suggestions in an answer."""
@@ -106,7 +106,7 @@ def advise(case: TrialCase, holders: Mapping[int, Holder], priority: int = 0) ->
     return Advice(tuple(kept[:MOST]), tuple(misses), trials.count)
 
 
-def _families(editor: Editor, search: PlacementContext | None) -> Iterator[list[EditModel]]:
+def _families(editor: Editor, search: Search | None) -> Iterator[list[EditModel]]:
     """Edits that turn at the same thing, the least first."""
     ideas = [*editor.parallel(), *editor.length(), *editor.offload(), *editor.selectors()]
     if search is not None:
@@ -135,7 +135,7 @@ def _same(one: Demand, other: Demand) -> bool:
 
 def _of_the_fleet(
     trials: Trials,
-    search: PlacementContext,
+    search: Search,
     lacking: Mapping[int, int],
     holders: Mapping[int, Holder],
     priority: int,

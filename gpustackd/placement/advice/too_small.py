@@ -11,33 +11,32 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.placement.advice.near_miss import NearMiss
 from gpustackd.placement.context.cards import Cards, cards
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
-from gpustackd.placement.context.search import PlacementContext
-from gpustackd.placement.selectors.registry import EngineSelector
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.search import Search
 
 TOLD = 3
 
 
-def too_small(search: PlacementContext) -> list[NearMiss]:
+def too_small(search: Search) -> list[NearMiss]:
     """What single workers lack, least first; none where an engine searches in its own way."""
-    rows = np.flatnonzero(search.bits == 0)
-    if not len(rows) or any(isinstance(s, EngineSelector) for s in search.ladder):
+    rows = np.flatnonzero(search.context.bits == 0)
+    if not len(rows) or search.ladder.is_engines_own:
         return []
-    found = cards(search.fleet, rows, search.rules)
-    capacity = np.maximum(search.fleet.vram_capacity[rows], 0)
+    found = cards(search.context.fleet, rows, search.context.rules)
+    capacity = np.maximum(search.context.fleet.vram_capacity[rows], 0)
     best: dict[int, tuple[int, Ints, int, int]] = {}
     for code, n in _numbers(search, found):
-        for r, short, chosen, need, offered in _lacking(found, search.rules, code, capacity, n):
+        for r, short, chosen, need, offered in _lacking(found, search.context.rules, code, capacity, n):
             if short > 0 and (r not in best or short < best[r][0]):
                 best[r] = short, chosen, need, offered
-    order = sorted(best, key=lambda r: (best[r][0], int(search.fleet.worker_id[rows[r]])))
+    order = sorted(best, key=lambda r: (best[r][0], int(search.context.fleet.worker_id[rows[r]])))
     return [_miss(search, int(rows[r]), *best[r]) for r in order[:TOLD]]
 
 
-def _numbers(search: PlacementContext, found: Cards) -> Iterator[tuple[int, int]]:
+def _numbers(search: Search, found: Cards) -> Iterator[tuple[int, int]]:
     """Types of cards, and how many of a type an instance may lie on within one worker."""
-    rules = search.rules
-    steps = {t.step for t in search.ladder}
+    rules = search.context.rules
+    steps = search.ladder.kinds
     first = 1 if "one_gpu" in steps else 2
     most = found.free.shape[1] if "one_worker" in steps else 1
     for code in np.unique(found.type[found.usable]).tolist():
@@ -66,8 +65,8 @@ def _lacking(
         yield r, short, order[r], need, int(sizes.sum())
 
 
-def _miss(search: PlacementContext, w: int, short: int, chosen: Any, need: int, offered: int) -> NearMiss:
-    fleet = search.fleet
+def _miss(search: Search, w: int, short: int, chosen: Any, need: int, offered: int) -> NearMiss:
+    fleet = search.context.fleet
     row = fleet.row(w)
     gpus = [fleet.gpu_rows[int(fleet.gpu_id[w, s])] for s in sorted(chosen.tolist())]
     names = tuple(f"{row.name}:{g.type}:{g.index}" for g in gpus)

@@ -12,9 +12,9 @@ from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Placed
 from gpustackd.errors import BadRow
 from gpustackd.placement.advice.changes import Change, EditModel, Together, edit_of
-from gpustackd.placement.context.search import PlacementContext
 from gpustackd.placement.decide import Searches, find
 from gpustackd.placement.policy import Policy, Subject
+from gpustackd.placement.search import Search
 from gpustackd.placement.search_cache import SearchCache
 
 Build = Callable[[ModelSpec], Demand | None]
@@ -133,10 +133,10 @@ class Trials:
         """RAM that a worker must have free before it is looked at."""
         return self.case.demand.need.ram
 
-    def search(self, demand: Demand) -> PlacementContext | None:
+    def search(self, demand: Demand) -> Search | None:
         """The search for a demand, brought up to date; None where the model cannot be used."""
         self.find(demand)
-        return next((s for s in self._memo.values() if s.demand is demand), None)
+        return next((s for s in self._memo.values() if s.context.demand is demand), None)
 
 
 class Within(Trials):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 
 Floats = NDArray[np.float64]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.domain.outcome import Check, Part, Placement, Reason
-from gpustackd.placement.context.resource_rules import ResourceRules
-from gpustackd.placement.selectors.ascend.npus import addresses
+from gpustackd.placement.rules.resource_rules import ResourceRules
+
+NO_ADDRESS = "-.-.-.-"
+"""Stands for an NPU without an address in the network of NPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def part(fleet: Fleet, rules: ResourceRules, seat: GpuAllocation) -> Part:
         worker_version=int(fleet.worker_version[w]),
         unified=bool(fleet.unified[w]),
         total_gpus=seat.of,
-        gpu_addresses=addresses(fleet, gpu_ids) if rules.addresses else (),
+        gpu_addresses=npu_addresses(fleet, gpu_ids) if rules.addresses else (),
         worker_ip=row.ip,
         worker_advertise_address=row.advertise_address,
         worker_ifname=row.ifname,
@@ -101,3 +104,17 @@ def placement(fleet: Fleet, rules: ResourceRules, choice: Candidate, check: Chec
         score_parts=choice.scores,
         warnings=choice.warnings,
     )
+
+
+def npu_address(gpu: GpuRow) -> str | None:
+    """Address of an NPU in the network of NPUs; None where its link is not up."""
+    net = gpu.network or {}
+    inet = net.get("inet")
+    if net.get("status") != "up" or not isinstance(inet, str) or not inet.strip():
+        return None
+    return inet.split("/")[0].strip()
+
+
+def npu_addresses(fleet: Fleet, gpu_ids: Sequence[int]) -> tuple[str, ...]:
+    """Addresses in the order of the ids, a placeholder where there is none."""
+    return tuple(npu_address(fleet.gpu_rows[g]) or NO_ADDRESS for g in gpu_ids)

@@ -6,65 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Source
 from gpustackd.domain.outcome import Cure, NoFit, PoolStep, Reason
 from gpustackd.errors import BadRow
-from gpustackd.placement.context.search import PlacementContext
 from gpustackd.placement.diagnostics.faults import StageFault
-from gpustackd.placement.diagnostics.needs import needs
-from gpustackd.placement.filters import chain
-from gpustackd.placement.filters.cluster import workers
-from gpustackd.placement.filters.foreign import held_by_others
-from gpustackd.placement.selectors.generic.diagnostics import shortfall
-from gpustackd.placement.selectors.manual.search import ManualSelector
-from gpustackd.placement.selectors.registry import EngineSelector
+from gpustackd.placement.diagnostics.wording import workers
 
 LIMIT = 3500
 """Bytes of a message, so that the row and the log stay readable at any fleet size."""
-
-ROOM = {f"gpu_selector.{c}" for c in ("in_use", "overcommit", "heterogeneous", "ram", "too_few")}
-"""Refusals of hand-picked GPUs where it matters how much the model needs, …"""
-OUT = "gpu_selector.worker_out"
-"""… but not where a worker that takes nothing is in the way (FR-19): nobody is to buy memory for it."""
-
-
-def refuse(search: PlacementContext) -> NoFit:
-    """The refusal for a search whose ladder found nothing."""
-    search.refresh()
-    fleet = search.fleet
-    reasons, cures = chain.refusals(search.filters, fleet, search.bits, fleet.alive, search.faults)
-    if search.rules.devices is not None:  # of a worker that stays, some cards may be out of the question
-        cures |= Cure.BACKENDS
-    rows = np.flatnonzero(search.bits == 0)
-    others = held_by_others(fleet, rows)
-    if others is not None:
-        cures |= Cure.CAPACITY
-    for step in search.ladder:
-        if isinstance(step, ManualSelector):  # workers that were never meant are no news
-            reasons = step.reasons()
-            codes = {r.code for r in reasons}
-            if codes & ROOM and OUT not in codes:
-                reasons.insert(0, needs(search.demand, search.rules))
-            reasons.extend([others] if others is not None else [])
-            return answer(reasons, cures | Cure.CAPACITY | Cure.WORKER | Cure.MODEL, search.pool)
-    own = [step for step in search.ladder if isinstance(step, EngineSelector)]
-    if own:
-        if search.demand.spec.gpu_ids:
-            reasons = []  # as above
-        if len(rows):
-            reasons.append(needs(search.demand, search.rules))
-        for step in own:
-            lacking, cure = step.lacking(rows)
-            reasons.extend(lacking)
-            cures |= cure
-    elif len(rows):
-        reasons.extend(shortfall(search, rows))
-        cures |= Cure.CAPACITY
-    reasons.extend([others] if others is not None else [])
-    return answer(reasons, cures | Cure.WORKER | Cure.MODEL, search.pool)
 
 
 def unusable(problem: BadRow) -> NoFit:

@@ -1,4 +1,4 @@
-"""Words for people: a few names out of many, sizes in GiB."""
+"""Words that refusals and suggestions share: counts, a few names out of many, sizes in GiB, RAM."""
 
 from __future__ import annotations
 
@@ -23,3 +23,23 @@ def gib(size: float) -> str:
 def gib_number(size: float) -> float:
     """GiB with two decimals, as data."""
     return round(size / GIB, 2)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def workers(count: int) -> str:
+    """`1 worker`, `2 workers`."""
+    return plural(count, "worker")
+
+
+def have(count: int) -> str:
+    """The verb for so many of them."""
+    return "has" if count == 1 else "have"
+
+
+def too_little_ram(name: str, free: int, need: int) -> str:
+    """What is told of workers without enough RAM; `name` is the one with most of it. Sizes in bytes."""
+    return f"too little RAM; the most is free on {name}: {gib(free)} of the {gib(need)} needed"

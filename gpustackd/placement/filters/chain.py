@@ -18,7 +18,8 @@ from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, PoolStep, Reason
 from gpustackd.placement.diagnostics.faults import StageFaults
-from gpustackd.placement.filters.cluster import ClusterFilter, workers
+from gpustackd.placement.diagnostics.wording import workers
+from gpustackd.placement.filters.cluster import ClusterFilter
 from gpustackd.placement.filters.framework import FrameworkFilter, framework_filter
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.filters.local_path import local_path_filter

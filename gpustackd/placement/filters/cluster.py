@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.placement.diagnostics.wording import workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,3 @@ class ClusterFilter:
         text = f"{workers(count)} belong{'s' if count == 1 else ''} to another cluster than the model's"
         params = {"dropped": count, "left": left, "of": of, "cluster_id": self.cluster_id}
         return [Reason("cluster.other", self.name, text, params)]
-
-
-def workers(count: int) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{count} worker" if count == 1 else f"{count} workers"

@@ -10,8 +10,7 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
-from gpustackd.placement.diagnostics.wording import gib, some
-from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.diagnostics.wording import gib, some, workers
 
 
 def held_by_others(fleet: Fleet, rows: Ints) -> Reason | None:

@@ -17,9 +17,8 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.placement.diagnostics.wording import some
-from gpustackd.placement.filters.cluster import workers
-from gpustackd.placement.filters.engine_images import EngineImages, packaged
+from gpustackd.engines.images import EngineImages, packaged
+from gpustackd.placement.diagnostics.wording import some, workers
 from gpustackd.placement.filters.framework_verdict import CPU_KIND, Cause, Verdict, Verdicts, verdicts
 
 CUSTOM = "Custom"

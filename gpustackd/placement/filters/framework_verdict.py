@@ -11,9 +11,9 @@ from enum import IntEnum
 from functools import lru_cache
 
 from gpustackd.domain.backends import Backends, DeviceKind, VersionEntry
-from gpustackd.placement.filters.ascend_variants import FALLBACK, variant, variant_of_product
-from gpustackd.placement.filters.engine_images import EngineImages, Runner, choose, runs
-from gpustackd.placement.filters.versions import Pin, canonical, order
+from gpustackd.engines.ascend_variants import FALLBACK, variant, variant_of_product
+from gpustackd.engines.images import EngineImages, Runner, choose, runs
+from gpustackd.engines.versions import Pin, canonical, order
 
 CPU = "cpu"
 ANY = "any"

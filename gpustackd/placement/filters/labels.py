@@ -18,7 +18,7 @@ from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
-from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.diagnostics.wording import workers
 
 COLUMN = "worker_selector"
 OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")

@@ -17,8 +17,7 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.domain.paths import PathKnowledge, Presence
-from gpustackd.placement.diagnostics.wording import some
-from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.diagnostics.wording import some, workers
 
 if TYPE_CHECKING:
     from gpustackd.placement.policy import Policy

@@ -10,7 +10,7 @@ from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.diagnostics.wording import workers
 
 
 class PickedFilter:

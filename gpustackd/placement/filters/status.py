@@ -7,8 +7,7 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.placement.diagnostics.wording import some
-from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.diagnostics.wording import some, workers
 
 SHOWN = 3
 

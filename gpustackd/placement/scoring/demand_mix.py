@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
-from gpustackd.placement.scoring.fragmentation import WHOLE, Mix, Shape
+from gpustackd.placement.mix import WHOLE, DemandShape, Mix
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 
 MOST = 16
 """Kinds that a mix tells apart; rarer ones are left out."""
@@ -15,12 +15,12 @@ MANY = 64
 """GPUs of one worker beyond which no demand is looked into."""
 
 
-def shape(rules: ResourceRules, largest: int) -> Shape | None:
+def shape(rules: ResourceRules, largest: int) -> DemandShape | None:
     """The kind of a demand, seen from the largest card of the fleet (bytes); None where it takes no GPU."""
     if rules.cpu_only or largest <= 0:
         return None
     if rules.pool is not None and rules.pool.whole:
-        return Shape(max(rules.pool.cards, 1), 0, 1.0)
+        return DemandShape(max(rules.pool.cards, 1), 0, 1.0)
     if rules.vram <= 0 and rules.cpu:
         return None
     share = max(rules.share_of_type.values(), default=rules.share)
@@ -31,7 +31,7 @@ def shape(rules: ResourceRules, largest: int) -> Shape | None:
     if not rules.gpu_count and fewest > 1:
         gpus = next((n for n in rules.divisors.allowed(2, MANY) if n >= fewest), fewest)
     size = rules.vram if rules.taking is ClaimPolicy.EACH else -(-rules.vram // gpus)
-    return Shape(gpus, min(size, largest), min(share, 1.0))
+    return DemandShape(gpus, min(size, largest), min(share, 1.0))
 
 
 def magnitude(rules: ResourceRules, largest: int) -> int:
@@ -43,12 +43,12 @@ def magnitude(rules: ResourceRules, largest: int) -> int:
     return kind.gpus * max(kind.size, int(kind.share * largest), 1)
 
 
-def mix(waiting: Mapping[Shape, float], seen: Mapping[Shape, float]) -> Mix:
+def mix(waiting: Mapping[DemandShape, float], seen: Mapping[DemandShape, float]) -> Mix:
     """Kinds with how many of them wait and how many were seen; a part without any gives its weight to the
     others."""
     parts = [(WAITING, _coarse(waiting)), (SEEN, _coarse(seen)), (UNKNOWN, dict.fromkeys(WHOLE, 1.0))]
     there = sum(weight for weight, counts in parts if counts)
-    weights: dict[Shape, float] = {}
+    weights: dict[DemandShape, float] = {}
     for weight, counts in parts:
         total = sum(counts.values())
         for kind, n in counts.items():
@@ -64,13 +64,13 @@ def distance(a: Mix, b: Mix) -> float:
     return sum(abs(first.get(k, 0.0) - second.get(k, 0.0)) for k in first.keys() | second.keys()) / 2
 
 
-def _coarse(counts: Mapping[Shape, float]) -> dict[Shape, float]:
+def _coarse(counts: Mapping[DemandShape, float]) -> dict[DemandShape, float]:
     """Kinds that are nearly the same as one: sizes in eighths of a power of two, upwards."""
-    found: dict[Shape, float] = {}
+    found: dict[DemandShape, float] = {}
     for kind, n in counts.items():
         if n <= 0:
             continue
         step = max(1 << max(kind.size.bit_length() - 4, 0), 1)
-        one = Shape(kind.gpus, -(-kind.size // step) * step, round(kind.share, 2))
+        one = DemandShape(kind.gpus, -(-kind.size // step) * step, round(kind.share, 2))
         found[one] = found.get(one, 0.0) + n
     return found

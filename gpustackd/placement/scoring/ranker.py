@@ -1,4 +1,4 @@
-"""Ready choices rated: totals with their parts, the best of a few, and records of what else there was."""
+"""Rates places: totals with their parts, the best of a few, and records of what else there was."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Bools, Ints
-from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.model_spec import Strategy
 from gpustackd.placement.context.cards import Cards, cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
-from gpustackd.placement.context.resource_rules import ResourceRules
-from gpustackd.placement.policy import Policy
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.preferences import PREFER_DOMINANT_RESOURCE, PREFER_MEAN_OVER_GPUS
+from gpustackd.placement.scoring.fault_tolerant import FaultTolerantScorer
 from gpustackd.placement.scoring.soft_scores import Part, SoftScores
-from gpustackd.placement.scoring.strategies import Scorer, Seats
+from gpustackd.placement.scoring.strategies import Seats
 from gpustackd.placement.scoring.tie_break import block
 
 Floats = NDArray[np.float64]
@@ -26,20 +27,46 @@ NOBODY: Mapping[int, int] = {}
 
 
 class Ranker:
-    """The half of a search that scores choices. Its other half fills these in."""
+    """Rates offers and ready candidates for one demand: the strategy's score plus the soft scores."""
 
-    fleet: Fleet
-    rules: ResourceRules
-    policy: Policy
-    scorer: Scorer
-    besides: SoftScores
-    first_fit: bool
-    model_id: int
+    def __init__(self, context: PlacementContext) -> None:
+        self.context = context
+        self.fleet = context.fleet
+        self.model_id = context.model_id
+        demand, policy = context.demand, context.policy
+        self.soft_scores = SoftScores(context.fleet, demand, context.preferred_labels, context.faults)
+        self.scorer = FaultTolerantScorer(
+            demand.spec.placement_strategy or policy.strategy,
+            max(policy.placement_max, 0.0),
+            PREFER_MEAN_OVER_GPUS in policy.prefer,
+            PREFER_DOMINANT_RESOURCE in policy.prefer,
+            policy.mix,
+            context.faults,
+        )
+        self.first_fit = self.scorer.strategy is Strategy.FIRST_FIT
+        self._allocation = 0
 
-    def seats(self, found: Cards, claim: Ints, booked: Ints, in_order: bool = True) -> Seats:
+    def mix_changed(self) -> bool:
+        """Whether the strategy looks at the mix of demands, and that is another one now."""
+        return self.scorer.mixed and self.scorer.mix is not self.context.policy.mix
+
+    def renew_scorer(self) -> None:
+        """Score by the mix of demands as it is now."""
+        self.scorer = replace(self.scorer, mix=self.context.policy.mix)
+
+    def refresh(self) -> None:
+        """Bring the soft scores up to date; the context was refreshed just before."""
+        context = self.context
+        if self._allocation != context.allocation:
+            self._allocation = context.allocation
+            self.soft_scores.allocate(len(context.bits))
+        if len(context.refiltered):
+            self.soft_scores.describe(context.refiltered)
+
+    def view(self, found: Cards, claim: Ints, booked: Ints, in_order: bool = True) -> Seats:
         """The strategy's view of cards; `booked` (R, S) or (R, 1) is what the RAM claim follows. `in_order`:
         worker positions ascend, and none comes twice."""
-        fleet, rules = self.fleet, self.rules
+        fleet, rules = self.fleet, self.context.rules
         ram: Any = rules.ram_static or 0
         if not rules.ram_static and rules.ram_ratio:
             ram = (booked * rules.ram_ratio).astype(np.int64)
@@ -82,17 +109,57 @@ class Ranker:
         mine[where, slots] = counts
         return mine
 
+    # -- offers of workers ----------------------------------------------------------------------------------
+
+    def rank(
+        self, idx: Ints, value: Floats, bare: bool = False, ram_claim: int | None = None
+    ) -> tuple[Floats, Mapping[str, Part]]:
+        """Total score and its parts for offers on worker positions `idx` with card values `value`
+        (`bare`: without GPUs, by the RAM they take)."""
+        mine = self.context.mine[idx]
+        others = self.fleet.occupancy.occupants[idx] - mine
+        if bare:
+            ram = self.fleet.ram_free[idx]
+            claim = self.context.rules.ram_claim(0) if ram_claim is None else ram_claim
+            placed = self.scorer.without_cards(claim, ram, mine, others)
+        else:
+            placed = self.scorer.worker(value, mine, others)
+        parts: dict[str, Part] = {"placement": placed}
+        total = placed
+        more = self.soft_scores.of_workers(idx)
+        if more is not None:
+            total = total + more[0]
+            parts |= more[1]
+        return total, parts
+
+    def ties(self, idx: Ints, scores: Floats, booked: NDArray[Any]) -> Ints:
+        """Positions in `idx` that share the best score, of these book the least memory, and of these have the
+        fewest bytes to download; the first worker alone where the strategy is first fit."""
+        ties: Ints = (scores >= scores.max() - EPSILON).nonzero()[0]
+        if self.first_fit:
+            return ties[[int(np.argmin(self.fleet.worker_id[idx[ties]]))]]
+        if len(ties) > 1:
+            memory = booked[ties]
+            least = memory.min()
+            if memory.max() != least:
+                ties = ties[memory == least]
+        if len(ties) > 1 and (lacking := self.soft_scores.to_download(idx[ties])) is not None:
+            ties = ties[lacking == lacking.min()]
+        if len(ties) > 1 and (order := self.fleet.order) is not None:
+            ties = ties[np.argsort(order[idx[ties]], kind="stable")]
+        return ties
+
     # -- the best of a few ---------------------------------------------------------------------------------
 
-    def pick(self, choices: Sequence[Candidate], turn: int) -> Candidate:
+    def pick(self, choices: Sequence[Candidate], tie_break: int) -> Candidate:
         """The best of a few ready choices, scored; even scores by fewer hosts, less memory, fewer bytes to
-        download, then `turn`. Where the strategy is first fit, by the order of the workers."""
+        download, then `tie_break`. Where the strategy is first fit, by the order of the workers."""
         totals, parts = self.rate([c.seats for c in choices])
         keys = [self._key(c.seats) for c in choices]
         best = np.flatnonzero(totals >= totals.max() - EPSILON).tolist()
         least = min(keys[i] for i in best)
         best = [i for i in best if keys[i] == least]
-        first = best[turn % len(best)]
+        first = best[tie_break % len(best)]
         also = sorted((i for i in range(len(choices)) if i != first), key=lambda i: -totals[i])
         records = tuple(
             self.record(
@@ -113,10 +180,10 @@ class Ranker:
         """Lowest for the one to take of even scores."""
         if self.first_fit:
             return (len(seats), *(int(self.fleet.worker_id[s.w]) for s in seats))
-        lacking = self.besides.lacking([s.w for s in seats])
+        lacking = self.soft_scores.lacking([s.w for s in seats])
         return (len(seats), sum(sum(s.claims) for s in seats), lacking)
 
-    def hosts(self, members: Ints, scores: Floats, n: int, turn: int) -> list[int]:
+    def hosts(self, members: Ints, scores: Floats, n: int, tie_break: int) -> list[int]:
         """Which `n` of these workers (positions, with their scores) one placement takes, as indexes into
         `members`: the best; of even ones whole blocks take turns, so that what stays free stays whole."""
         if self.first_fit:
@@ -124,7 +191,7 @@ class Ranker:
             return order[:n].tolist()  # type: ignore[no-any-return]
         top = (scores >= scores.max() - EPSILON).nonzero()[0]
         if len(top) >= n:
-            return block(top.tolist(), n, turn)
+            return block(top.tolist(), n, tie_break)
         return np.argsort(-scores, kind="stable")[:n].tolist()  # type: ignore[no-any-return]
 
     def others(
@@ -162,11 +229,11 @@ class Ranker:
         for r, s in enumerate(flat):
             claim[r, list(s.slots)] = s.claims
             taken[r, list(s.slots)] = True
-        found = cards(self.fleet, rows, self.rules)
+        found = cards(self.fleet, rows, self.context.rules)
         booked = claim.sum(axis=1)
-        view = self.seats(found, claim, booked[:, None], in_order=False)
+        view = self.view(found, claim, booked[:, None], in_order=False)
         if any(s.ram is not None for s in flat):
-            own = [self.rules.ram_claim(sum(s.claims)) if s.ram is None else s.ram for s in flat]
+            own = [self.context.rules.ram_claim(sum(s.claims)) if s.ram is None else s.ram for s in flat]
             view.ram_claim = np.array(own, np.int64)[:, None]
         value = self.scorer.taken(view, taken)
         mine = self._mine(rows)
@@ -186,13 +253,13 @@ class Ranker:
             ]
         )
         parts: dict[str, Floats] = {"placement": placed}
-        parts |= self.besides.of_choices([[s.w for s in seats] for seats in choices])
+        parts |= self.soft_scores.of_choices([[s.w for s in seats] for seats in choices])
         return sum(parts.values(), np.zeros(len(choices))), parts
 
     def together(self, positions: Sequence[int], placed: Sequence[float]) -> dict[str, float]:
         """Score parts of a placement over several workers; `placed`: what each of them scores, main first."""
         total = {"placement": self.scorer.several_workers(placed[0], list(placed[1:]))}
-        total |= {k: float(v[0]) for k, v in self.besides.of_choices([positions]).items()}
+        total |= {k: float(v[0]) for k, v in self.soft_scores.of_choices([positions]).items()}
         return total
 
     def _mine(self, rows: Ints) -> Ints:

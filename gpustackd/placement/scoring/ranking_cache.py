@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.model_spec import Strategy
+from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.scoring.ranker import Ranker
 from gpustackd.placement.scoring.soft_scores import Part
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
-    from gpustackd.placement.selectors.generic.single_worker import SingleWorkerSelector
 
 FEWEST = 6
 """Ties below which the whole fleet is ranked anew, so that the next best are told as ever."""
@@ -32,9 +29,8 @@ BURST = 8
 
 @dataclass(slots=True)
 class KeptRanking:
-    """Offers of one step at one moment."""
+    """Offers of one selector at one moment."""
 
-    tier: SingleWorkerSelector
     tick: int
     """Of the fleet, when it was found to stand."""
     size: int
@@ -52,15 +48,15 @@ class KeptRanking:
     last: int = -1
     """The one chosen last."""
 
-    def holds(self, search: PlacementContext) -> bool:
+    def holds(self, context: PlacementContext) -> bool:
         """Whether nothing happened since that would rank another worker first."""
-        fleet = search.fleet
-        if len(self.ties) < FEWEST or self.size != len(fleet.alive) or self.policy is not search.policy:
+        fleet = context.fleet
+        if len(self.ties) < FEWEST or self.size != len(fleet.alive) or self.policy is not context.policy:
             return False
         changed = (fleet.touched[: fleet.count] > self.tick).nonzero()[0].tolist()
         if self.last not in changed:  # what was chosen was not taken after all
             return False
-        mine = fleet.occupancy.model_on_worker.get(search.model_id, {})
+        mine = fleet.occupancy.model_on_worker.get(context.model_id, {})
         for w in changed:
             here = mine.get(w, 0)
             if w not in self.taken or not here or fleet.occupancy.occupants[w] - here != self.others:
@@ -70,9 +66,9 @@ class KeptRanking:
         self.tick = fleet.tick
         return True
 
-    def take(self, turn: int) -> int:
-        """Where in `idx` the choice for `turn` is; it is no tie any more."""
-        n = turn % len(self.ties)
+    def take(self, tie_break: int) -> int:
+        """Where in `idx` the choice for `tie_break` is; it is no tie any more."""
+        n = tie_break % len(self.ties)
         at = int(self.ties[n])
         self.ties = np.delete(self.ties, n)
         self.last = int(self.idx[at])
@@ -81,7 +77,7 @@ class KeptRanking:
 
 
 def kept_ranking(
-    tier: SingleWorkerSelector,
+    ranker: Ranker,
     idx: Ints,
     scores: NDArray[np.float64],
     parts: Mapping[str, Part],
@@ -89,16 +85,14 @@ def kept_ranking(
 ) -> KeptRanking | None:
     """A ranking to go on from; None where choosing one of its ties may change what others are worth, or where
     so much changed since the last decision on this demand that no burst of it seems to be under way."""
-    search = tier.search
-    if search.scorer.strategy is not Strategy.SPREAD or len(ties) < FEWEST or search.faults:
+    context = ranker.context
+    if ranker.scorer.strategy is not Strategy.SPREAD or len(ties) < FEWEST or context.faults:
         return None
-    if search.news > BURST:
+    if context.news > BURST:
         return None
     best = idx[ties]
-    others = search.fleet.occupancy.occupants[best]
-    if search.mine[best].any() or others.min() != others.max():
+    others = context.fleet.occupancy.occupants[best]
+    if context.mine[best].any() or others.min() != others.max():
         return None
-    fleet = search.fleet
-    return KeptRanking(
-        tier, fleet.tick, len(fleet.alive), search.policy, idx, scores, parts, ties, int(others[0])
-    )
+    fleet = context.fleet
+    return KeptRanking(fleet.tick, len(fleet.alive), context.policy, idx, scores, parts, ties, int(others[0]))

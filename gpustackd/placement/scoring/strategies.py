@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.model_spec import Strategy
-from gpustackd.placement.scoring.fragmentation import UNKNOWN_MIX, Mix, Usable
+from gpustackd.placement.mix import UNKNOWN_MIX, Mix
+from gpustackd.placement.scoring.fragmentation import Usable
 
 Floats = NDArray[np.float64]
 

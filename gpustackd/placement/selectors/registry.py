@@ -1,47 +1,66 @@
-"""Steps of engines whose search is their own: layers of GGUF models, MindIE's NPUs, pools of cards.
-
-Such a step chooses as every other one does, and says itself what is missing, since its words are not
-those of GPUs that are picked one by one.
-"""
+"""Which selectors look for a place, by engine and by what the model asks, and in which order."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
 from gpustackd.domain.demand import Engine
 from gpustackd.domain.fleet.columns import Ints
-from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.placement.context.gpu_allocation import Candidate
+from gpustackd.domain.outcome import Cure
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.scoring.ranker import Ranker
+from gpustackd.placement.selectors.ascend import diagnostics as ascend_diagnostics
 from gpustackd.placement.selectors.ascend.search import npu_ladder
+from gpustackd.placement.selectors.base.selector import Diagnosis, Ladder, Selector, diagnose_each
+from gpustackd.placement.selectors.generic.diagnostics import shortfall
+from gpustackd.placement.selectors.generic.multi_worker import MultiWorkerSelector
+from gpustackd.placement.selectors.generic.single_worker import (
+    CpuSelector,
+    MultiGpuSelector,
+    SingleGpuSelector,
+)
 from gpustackd.placement.selectors.gguf.ladder import gguf_ladder
-from gpustackd.placement.selectors.pool.search import pool_ladder
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
-
-
-@runtime_checkable
-class EngineSelector(Protocol):
-    """A step with refusals of its own."""
-
-    @property
-    def step(self) -> str:
-        """Its name in answers."""
-
-    def choose(self, turn: int) -> Candidate | None:
-        """The best place that this step finds."""
-
-    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        """What these positions, which passed all filters, lack, and what could cure it."""
+from gpustackd.placement.selectors.manual import diagnostics as manual_diagnostics
+from gpustackd.placement.selectors.manual.search import ManualSelector
+from gpustackd.placement.selectors.pool import diagnostics as pool_diagnostics
+from gpustackd.placement.selectors.pool.search import PoolSelector
 
 
-def engine_selectors(search: PlacementContext) -> tuple[EngineSelector, ...]:
-    """The ladder of an engine with steps of its own; empty for the others."""
-    engine = search.rules.engine
+def ladder(context: PlacementContext, ranker: Ranker) -> Ladder:
+    """The selectors for one demand: the first that finds a place wins. Raises BadRow."""
+    engine = context.rules.engine
     if engine is Engine.GGUF:
-        return gguf_ladder(search)
+        return gguf_ladder(context, ranker)
+    if context.demand.spec.gpu_ids:
+        picked = ManualSelector(context, ranker)
+        return Ladder("manual", (picked,), lambda _rows: manual_diagnostics.diagnose(picked))
     if engine is Engine.MINDIE:
-        return npu_ladder(search)
+        npus = npu_ladder(context, ranker)
+        return Ladder("ascend", npus, diagnose_each(context, npus, ascend_diagnostics.diagnose))
     if engine in (Engine.VGPU, Engine.WHOLE_CARD):
-        return pool_ladder(search)
-    return ()
+        pool = (PoolSelector(context, ranker),)
+        return Ladder("pool", pool, diagnose_each(context, pool, pool_diagnostics.diagnose))
+    return _generic_ladder(context, ranker)
+
+
+def _generic_ladder(context: PlacementContext, ranker: Ranker) -> Ladder:
+    """One GPU, several GPUs of one worker, several workers, no GPU: those that the rules allow."""
+    rules = context.rules
+    selectors: list[Selector] = []
+    several = rules.gpu_count != 1
+    if rules.cpu_only:
+        selectors = [CpuSelector(context, ranker)]
+    else:
+        if rules.gpu_count <= 1:
+            selectors.append(SingleGpuSelector(context, ranker))
+        if several:
+            selectors.append(MultiGpuSelector(context, ranker))
+        if several and rules.distributed:
+            selectors.append(MultiWorkerSelector(context, ranker))
+        if rules.cpu:
+            selectors.append(CpuSelector(context, ranker))
+
+    def diagnose(rows: Ints) -> Diagnosis:
+        if not len(rows):
+            return Diagnosis([], Cure.NONE)
+        return Diagnosis(shortfall(context, selectors, rows), Cure.CAPACITY)
+
+    return Ladder("generic", tuple(selectors), diagnose)

@@ -22,9 +22,9 @@ from gpustackd.observe.logging import start_logging
 from gpustackd.observe.metrics import STAGES, Metrics, exposition
 from gpustackd.placement.filters.labels import LabelFilter
 from gpustackd.placement.filters.status import StatusFilter
+from gpustackd.placement.mix import UNKNOWN_MIX, WHOLE, DemandShape
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.scoring.demand_mix import distance, mix
-from gpustackd.placement.scoring.fragmentation import UNKNOWN_MIX, WHOLE, Shape
 from gpustackd.placement.scoring.strategies import Scorer
 from gpustackd.ports import WaitingInstance
 from gpustackd.store.memory.store import MemoryStore
@@ -135,7 +135,7 @@ LARGE = demand(70, model(7, backend_parameters=("--pipeline-parallel-size=4",)))
 SMALL = demand(4, model(8, placement_strategy=Strategy.FRAGMENTATION, categories=("embedding",)))
 
 
-def weight(policy: Policy, shape: Shape) -> float:
+def weight(policy: Policy, shape: DemandShape) -> float:
     found = dict(zip(policy.mix.shapes, policy.mix.weights, strict=True))
     return found.get(shape, 0.0)
 
@@ -191,13 +191,15 @@ def test_what_stands_on_the_fleet_was_seen(bench: Bench) -> None:
     occupy(bench.view.fleet, "w1", [0, 1], 16, instance=5)
     demands = DemandMix(bench.view, Known({}), {}, Clock())
     found = demands.apply(Policy(), SMALL)
-    assert weight(found, Shape(2, 16 * GIB)) == pytest.approx(0.3 / 0.5)
+    assert weight(found, DemandShape(2, 16 * GIB)) == pytest.approx(0.3 / 0.5)
 
 
 def test_weights_of_a_mix_add_up_to_one() -> None:
-    many = {Shape(n, n * GIB): 1.0 for n in range(1, 40)}
+    many = {DemandShape(n, n * GIB): 1.0 for n in range(1, 40)}
     for found in (mix({}, {}), mix(many, {}), mix({}, many), mix(many, many)):
         assert sum(found.weights) == pytest.approx(1)
         assert len(found.shapes) <= 16
     assert distance(mix(many, {}), mix(many, {})) == pytest.approx(0)
-    assert distance(mix({Shape(1, 5): 1.0}, {}), mix({Shape(2, 5): 1.0}, {})) == pytest.approx(0.5 / 0.7)
+    assert distance(mix({DemandShape(1, 5): 1.0}, {}), mix({DemandShape(2, 5): 1.0}, {})) == pytest.approx(
+        0.5 / 0.7
+    )

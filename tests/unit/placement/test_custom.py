@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.demand import Engine
-from gpustackd.placement.selectors.generic.custom_rules import card_fraction
+from gpustackd.placement.rules.custom import card_fraction
 from tests.fleets import GIB, demand, fleet, model, occupy, place, refused, seats
 
 

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from gpustackd.domain.backends import architecture
-from gpustackd.placement.filters.ascend_variants import variant, variant_of_product
-from gpustackd.placement.filters.engine_images import Runner, choose, runs
+from gpustackd.engines.ascend_variants import variant, variant_of_product
+from gpustackd.engines.images import Runner, choose, runs
 from tests.runners import packaged_runners
 
 

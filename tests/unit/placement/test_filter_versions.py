@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpustackd.engines.versions import Pin, canonical, order, pep_440, same
 from gpustackd.errors import BadRow
-from gpustackd.placement.filters.versions import Pin, canonical, order, pep_440, same
 
 IN_ORDER = ["0.1", "0.5.5.alpha2", "0.5.5.beta1", "0.5.5.rc1", "0.5.5.rc2", "0.5.5.rc10", "0.5.5",
             "0.5.5.post3", "0.5.12", "0.10.1", "0.10.1.1", "2.1.rc2", "2.1", "25.04"]  # fmt: skip

@@ -17,8 +17,8 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import model_spec
 from gpustackd.domain.outcome import Reason
+from gpustackd.engines.images import EngineImages, Runner
 from gpustackd.placement.filters import chain
-from gpustackd.placement.filters.engine_images import EngineImages, Runner
 from gpustackd.placement.filters.framework import FrameworkFilter
 from gpustackd.placement.policy import Policy
 from tests import peer_cases as peer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpustackd.engines.vllm_topology import ParallelSizes, Unworkable, layout
+from gpustackd.engines.vllm import ParallelSizes, Unworkable, layout
 from tests.fleets import demand, fleet, model, occupy, place, refused, seats
 
 R1 = {"heads": 128, "vocabulary": 129280}

@@ -8,8 +8,8 @@ from gpustackd.domain.demand import Engine
 from gpustackd.domain.facts import HyperParameters
 from gpustackd.domain.outcome import Cure
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.sglang_static_fraction import Shape, static_fraction
-from gpustackd.placement.selectors.generic.gpu_sets import memory_groups
+from gpustackd.engines.sglang import Shape, static_fraction
+from gpustackd.placement.selectors.base.gpu_sets import memory_groups
 from tests.fleets import GIB, demand, fleet, model, occupy, place, refused, seats
 
 MIB = 1024**2

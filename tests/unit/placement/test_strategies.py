@@ -13,10 +13,11 @@ from gpustackd.domain.fleet.rows import WorkerRow
 from gpustackd.domain.model_spec import Source, Strategy
 from gpustackd.domain.origin import DOWNLOADING, adapter_origins, draft_origin
 from gpustackd.domain.outcome import NoFit, Placed
+from gpustackd.placement.mix import WHOLE, DemandShape, Mix
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.rules.registry import rules_of
 from gpustackd.placement.scoring.demand_mix import magnitude, shape
-from gpustackd.placement.scoring.fragmentation import WHOLE, Mix, Shape, Usable
-from gpustackd.placement.selectors.rules import rules_of
+from gpustackd.placement.scoring.fragmentation import Usable
 from tests.fleets import GIB, ask, demand, fleet, model, occupy, place, seats
 
 SIZE = 24.0
@@ -131,7 +132,7 @@ def test_the_default_strategy_is_a_setting() -> None:
 # -- fragmentation -------------------------------------------------------------------------------------------
 
 
-def mix(*shapes: tuple[Shape, float]) -> Policy:
+def mix(*shapes: tuple[DemandShape, float]) -> Policy:
     return Policy(mix=Mix(tuple(s for s, _ in shapes), tuple(w for _, w in shapes)))
 
 
@@ -139,7 +140,7 @@ def test_fragmentation_keeps_a_whole_worker_for_what_waits() -> None:
     on = fleet("2x4xA-24")
     occupy(on, "w2", [0], 1)
     small = demand(4, model(2, placement_strategy=Strategy.FRAGMENTATION, categories=("embedding",)))
-    waits = mix((Shape(4, 0, 0.9), 1.0))
+    waits = mix((DemandShape(4, 0, 0.9), 1.0))
     for n in range(3):
         assert place(on, small, f"s{n}", n + 1, waits).parts[0].worker_name == "w2"
     assert isinstance(ask(on, cards(4, Strategy.FRAGMENTATION), "big", 99, waits), Placed)
@@ -157,10 +158,10 @@ def test_fragmentation_knows_whom_small_leftovers_still_serve() -> None:
     on = fleet("1x2xA-24")
     occupy(on, "w1", [0], 12)
     small = demand(4, model(placement_strategy=Strategy.FRAGMENTATION, categories=("embedding",)))
-    halves = mix((Shape(1, 12 * GIB), 1.0))
+    halves = mix((DemandShape(1, 12 * GIB), 1.0))
     # on the full card 20 GiB stay useful of 24; on the half full one nothing of 12
     assert seats(place(on, small, policy=halves)) == [("w1", (1,))]
-    whole = mix((Shape(1, 0, 1.0), 1.0))
+    whole = mix((DemandShape(1, 0, 1.0), 1.0))
     assert seats(place(on, small, "y", 2, policy=whole)) == [("w1", (0,))]
 
 
@@ -179,7 +180,7 @@ def test_a_new_mix_is_heeded_at_once() -> None:
     small = demand(4, model(placement_strategy=Strategy.FRAGMENTATION, categories=("embedding",)))
     memo: SearchCache = SearchCache()  # type: ignore[type-arg]
     found = []
-    for policy in (mix((Shape(1, 12 * GIB), 1.0)), mix((Shape(1, 0, 1.0), 1.0))):
+    for policy in (mix((DemandShape(1, 12 * GIB), 1.0)), mix((DemandShape(1, 0, 1.0), 1.0))):
         outcome = decide(on, small, Subject(1, "x"), policy, memo)
         assert isinstance(outcome, Placed)
         found.append(outcome.placement.parts[0].gpu_indexes)
@@ -187,7 +188,7 @@ def test_a_new_mix_is_heeded_at_once() -> None:
     assert len(memo) == 1
 
 
-def naive_usable(free: list[int], capacity: list[int], shape: Shape) -> int:
+def naive_usable(free: list[int], capacity: list[int], shape: DemandShape) -> int:
     """What the paper counts, card by card."""
     good = [
         f for f, c in zip(free, capacity, strict=True) if c > 0 and f >= max(shape.size, shape.share * c, 1)
@@ -200,7 +201,7 @@ def test_costs_are_those_of_the_paper(seed: int) -> None:
     chance = np.random.default_rng(seed)
     capacity = chance.choice([0, 24, 48, 80], (5, 4)).astype(np.int64)
     free = (capacity * chance.choice([0.0, 0.3, 0.5, 1.0], (5, 4))).astype(np.int64)
-    shapes = (Shape(1, 10), Shape(2, 0, 0.9), Shape(3, 20), *WHOLE)
+    shapes = (DemandShape(1, 10), DemandShape(2, 0, 0.9), DemandShape(3, 20), *WHOLE)
     weights = tuple(float(x) for x in chance.dirichlet(np.ones(len(shapes))))
     usable = Usable.of(free, capacity, Mix(shapes, weights))
     claim = np.minimum(free, chance.integers(0, 30, (5, 4)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.outcome import Check, Cure
+from gpustackd.placement.rules.pool import ask_of
 from gpustackd.placement.search_cache import SearchCache
-from gpustackd.placement.selectors.pool.rules import ask_of
 from tests.fleets import GIB, ask, fleet, occupy, place, refused, seats
 from tests.unit.placement.pools import A100, node, policy, whole
 

@@ -13,7 +13,7 @@ from gpustackd.domain.facts import HyperParameters
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Placement
 from gpustackd.estimate.claim import custom_ram
-from gpustackd.placement.selectors.generic.gpu_sets import memory_groups
+from gpustackd.placement.selectors.base.gpu_sets import memory_groups
 from tests.fleets import GIB, demand, fleet, model, occupy, place, refused
 
 CARD_24, CARD_16 = 26_015_170_560, 17_171_480_576

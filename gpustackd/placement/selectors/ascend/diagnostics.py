@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
-from gpustackd.domain.outcome import Reason
+from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.context.cards import Cards, ram_holds
 from gpustackd.placement.context.distributed_limit import mask
-from gpustackd.placement.context.resource_rules import ResourceRules
-from gpustackd.placement.diagnostics.wording import gib, gib_number, some
-from gpustackd.placement.filters.cluster import workers
+from gpustackd.placement.diagnostics.wording import gib, gib_number, have, some, too_little_ram, workers
+from gpustackd.placement.rules.resource_rules import ResourceRules
 from gpustackd.placement.selectors.ascend.npus import Npus, linked
-
-if TYPE_CHECKING:
-    from gpustackd.placement.selectors.ascend.search import MultiWorkerNpuSelector, SingleWorkerNpuSelector
+from gpustackd.placement.selectors.ascend.search import MultiWorkerNpuSelector, SingleWorkerNpuSelector
 
 SHOWN = 3
+
+
+def diagnose(
+    selector: SingleWorkerNpuSelector | MultiWorkerNpuSelector, rows: Ints
+) -> tuple[list[Reason], Cure]:
+    """What these positions, which passed all filters, lack for one selector, and what could cure it."""
+    cures = Cure.CAPACITY | Cure.WORKER
+    if not len(rows):
+        return [], cures
+    if isinstance(selector, SingleWorkerNpuSelector):
+        return one_worker(selector, rows), cures
+    return many_workers(selector, rows), cures
 
 
 def one_worker(step: SingleWorkerNpuSelector, rows: Ints) -> list[Reason]:
@@ -32,7 +41,7 @@ def one_worker(step: SingleWorkerNpuSelector, rows: Ints) -> list[Reason]:
     reasons: list[Reason] = []
     if not has.all():
         count = int(np.count_nonzero(~has))
-        reasons.append(_fit("no_npu", f"{workers(count)} {_have(count)} no NPU", workers=count))
+        reasons.append(_fit("no_npu", f"{workers(count)} {have(count)} no NPU", workers=count))
     if lean.any():
         reasons.append(_ram(fleet, rules, rows, found, lean))
     if full.any():
@@ -48,10 +57,7 @@ def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, found: Cards, lean: Boo
     need = rules.ram_floor
     at = int(np.argmax(np.where(lean, found.ram, -1)))
     name, free = fleet.row(int(rows[at])).name, int(found.ram[at])
-    text = (
-        f"{workers(count)} {_have(count)} too little RAM; the most is free on {name}: "
-        f"{gib(free)} of the {gib(need)} needed"
-    )
+    text = f"{workers(count)} {have(count)} {too_little_ram(name, free, need)}"
     return _fit("ram", text, workers=count, worker=name, free_bytes=free, need_bytes=need)
 
 
@@ -61,7 +67,7 @@ def _fraction(
     count = int(np.count_nonzero(full))
     free = np.where(offer.mine & found.usable & full[:, None], found.free, -1)
     r, s = np.unravel_index(int(np.argmax(free)), free.shape)
-    text = f"{workers(count)} {_have(count)} no NPU of which {rules.share:g} is free"
+    text = f"{workers(count)} {have(count)} no NPU of which {rules.share:g} is free"
     params: dict[str, Any] = {"workers": count, "fraction": rules.share}
     if free[r, s] >= 0:
         npu = f"{fleet.row(int(rows[r])).name}:{int(fleet.gpu_index[rows[r], s])}"
@@ -155,14 +161,10 @@ def _others(step: MultiWorkerNpuSelector, rows: Ints, params: dict[str, Any]) ->
         text += f"; {workers(taken)} {'holds' if taken == 1 else 'hold'} another distributed instance already"
         params["taken"] = taken
     if dark:
-        text += f"; {workers(dark)} {_have(dark)} no NPU with a network address that is up"
+        text += f"; {workers(dark)} {have(dark)} no NPU with a network address that is up"
         params["unlinked"] = dark
     return text
 
 
 def _fit(code: str, text: str, **params: Any) -> Reason:
     return Reason(f"fit.{code}", "fit", text, params)
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"

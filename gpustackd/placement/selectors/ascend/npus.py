@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
-from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.placement.context.cards import Cards
-from gpustackd.placement.context.resource_rules import ResourceRules
+from gpustackd.placement.context.gpu_allocation import npu_address
+from gpustackd.placement.rules.resource_rules import ResourceRules
 from gpustackd.placement.scoring.tie_break import block
-
-NO_ADDRESS = "-.-.-.-"
 
 
 @dataclass(slots=True)
@@ -85,28 +83,14 @@ def levels(rules: ResourceRules, slots: int) -> list[int]:
     return [n for n in powers if n == 1 or rules.divisors.allows(n)]
 
 
-def slots_of(found: Npus, r: int, n: int, free: Sequence[int], turn: int) -> list[int]:
+def slots_of(found: Npus, r: int, n: int, free: Sequence[int], tie_break: int) -> list[int]:
     """The n slots that worker r gives; whole blocks of equally free NPUs take turns."""
     order: list[int] = found.order[r].tolist()
     claim, eligible = found.claim[r].tolist(), found.eligible[r].tolist()
     last = order[n - 1]
     same = [s for s in order if eligible[s] and free[s] == free[last] and claim[s] == claim[last]]
     others = [s for s in order[:n] if s not in same]
-    return sorted(others + block(sorted(same), n - len(others), turn))
-
-
-def address(gpu: GpuRow) -> str | None:
-    """Address of an NPU in the network of NPUs; None where its link is not up."""
-    net = gpu.network or {}
-    inet = net.get("inet")
-    if net.get("status") != "up" or not isinstance(inet, str) or not inet.strip():
-        return None
-    return inet.split("/")[0].strip()
-
-
-def addresses(fleet: Fleet, gpu_ids: Sequence[int]) -> tuple[str, ...]:
-    """Addresses in the order of the ids, a placeholder where there is none."""
-    return tuple(address(fleet.gpu_rows[g]) or NO_ADDRESS for g in gpu_ids)
+    return sorted(others + block(sorted(same), n - len(others), tie_break))
 
 
 def linked(fleet: Fleet, rows: Ints, code_of: Bools) -> Bools:
@@ -115,5 +99,5 @@ def linked(fleet: Fleet, rows: Ints, code_of: Bools) -> Bools:
     ids = fleet.gpu_id[rows]
     for r, s in np.argwhere(code_of).tolist():
         gpu = fleet.gpu_rows.get(int(ids[r, s]))
-        up[r, s] = gpu is not None and address(gpu) is not None
+        up[r, s] = gpu is not None and npu_address(gpu) is not None
     return up

@@ -7,23 +7,18 @@ gives the same number L of NPUs; of all L that serve, the one that needs the few
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Bools, Ints
-from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.context.cards import Cards, cards, ram_holds
 from gpustackd.placement.context.distributed_limit import mask
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
-from gpustackd.placement.scoring.ranker import Floats
-from gpustackd.placement.selectors.ascend import diagnostics
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.scoring.ranker import Floats, Ranker
 from gpustackd.placement.selectors.ascend.npus import Npus, levels, linked, npus, sizes, slots_of
-from gpustackd.placement.selectors.generic.single_worker import FleetSelector, SingleWorkerSelector
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
+from gpustackd.placement.selectors.base.fleet_selector import FleetSelector, SingleWorkerSelector
 
 NONE = -1
 
@@ -31,14 +26,14 @@ NONE = -1
 class SingleWorkerNpuSelector(SingleWorkerSelector):
     """As few NPUs of one worker as hold the model, or as many as the parallel sizes ask for."""
 
-    step = "one_worker"
+    kind = "one_worker"
 
     def allocate(self, size: int) -> None:
         super().allocate(size)
         self.reach = np.zeros(size, np.int64)
         """What all NPUs of a worker that have their fraction free offer together."""
 
-    def hopeless(self) -> bool:
+    def is_hopeless(self) -> bool:
         return self.rules.vram > self.fleet.largest[1]
 
     def look(self, rows: Ints) -> None:
@@ -49,7 +44,7 @@ class SingleWorkerNpuSelector(SingleWorkerSelector):
         if not count.any():
             return
         claim = np.where(offer.eligible, offer.claim, 0)
-        view = self.search.seats(found, claim, booked[:, None])
+        view = self.ranker.view(found, claim, booked[:, None])
         self.value[rows] = self.scorer.taken(view, offer.taken(count))
 
     def offer(self, rows: Ints) -> tuple[Cards, Npus]:
@@ -68,13 +63,9 @@ class SingleWorkerNpuSelector(SingleWorkerSelector):
             booked[held] = offer.sums[held, n - 1]
         return count, booked
 
-    def seat(self, w: int, turn: int) -> GpuAllocation:
+    def seat(self, w: int, tie_break: int) -> GpuAllocation:
         found, offer = self.offer(np.array([w]))
-        return seat(w, 0, int(self.count[w]), found, offer, turn)
-
-    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        reasons = diagnostics.one_worker(self, rows) if len(rows) else []
-        return reasons, Cure.CAPACITY | Cure.WORKER
+        return seat(w, 0, int(self.count[w]), found, offer, tie_break)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +82,7 @@ class Option:
 class MultiWorkerNpuSelector(FleetSelector):
     """As many NPUs of each of several workers; all of them linked into the network of NPUs."""
 
-    step = "many_workers"
+    kind = "many_workers"
 
     def allocate(self, size: int) -> None:
         self.levels = levels(self.rules, self.fleet.slots)
@@ -113,7 +104,7 @@ class MultiWorkerNpuSelector(FleetSelector):
             if not ok.any():
                 continue
             self.booked[n, passing[ok]] = sums[ok]
-            view = self.search.seats(found, claim, sums[:, None])
+            view = self.ranker.view(found, claim, sums[:, None])
             taken = offer.taken(np.where(ok, each, 0))
             self.value[n, passing[ok]] = self.scorer.taken(view, taken)[ok]
 
@@ -124,17 +115,17 @@ class MultiWorkerNpuSelector(FleetSelector):
 
     # -- choosing ----------------------------------------------------------------------------------------
 
-    def choose(self, turn: int) -> Candidate | None:
+    def select(self, tie_break: int) -> Candidate | None:
         self.refresh()
         options = [o for o in map(self.option, range(len(self.levels))) if o is not None]
         if not options:
             return None
         best = min(options, key=lambda o: (o.hosts, o.booked))
-        scores, parts = self.search.rank(best.members, self.value[best.level][best.members])
-        chosen = self.search.hosts(best.members, scores, best.hosts, turn)
-        seats = self.seats(best.members[chosen], best.each, turn)
-        found = self.search.pick([Candidate(seats, self.step)], turn)
-        also = self.search.others(best.members, scores, parts, chosen, best.each * best.hosts)
+        scores, parts = self.ranker.rank(best.members, self.value[best.level][best.members])
+        chosen = self.ranker.hosts(best.members, scores, best.hosts, tie_break)
+        seats = self.seats(best.members[chosen], best.each, tie_break)
+        found = self.ranker.pick([Candidate(seats, self.kind)], tie_break)
+        also = self.ranker.others(best.members, scores, parts, chosen, best.each * best.hosts)
         return replace(found, also=(*found.also, *also))
 
     def option(self, level: int) -> Option | None:
@@ -164,18 +155,14 @@ class MultiWorkerNpuSelector(FleetSelector):
         most = min(len(sums), known // each) if known else len(sums)
         return next((h for h in range(fewest, most + 1) if rules.divisors.allows(h * each)), None)
 
-    def seats(self, positions: Ints, each: int, turn: int) -> tuple[GpuAllocation, ...]:
+    def seats(self, positions: Ints, each: int, tie_break: int) -> tuple[GpuAllocation, ...]:
         """So many NPUs of each of these workers, main worker first."""
         found, offer = self.offer(positions)
         there = np.count_nonzero(self.fleet.gpu_id[positions] != 0, axis=1)
         return tuple(
-            seat(w, r, each, found, offer, turn, of=int(there[r]) if r else None)
+            seat(w, r, each, found, offer, tie_break, of=int(there[r]) if r else None)
             for r, w in enumerate(positions.tolist())
         )
-
-    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        reasons = diagnostics.many_workers(self, rows) if len(rows) else []
-        return reasons, Cure.CAPACITY | Cure.WORKER
 
 
 def seat(
@@ -184,18 +171,20 @@ def seat(
     n: int,
     found: Cards,
     offer: Npus,
-    turn: int,
+    tie_break: int,
     *,
     of: int | None = None,
 ) -> GpuAllocation:
     """n NPUs of the worker in row r."""
-    slots = slots_of(offer, r, n, found.free[r].tolist(), turn)
+    slots = slots_of(offer, r, n, found.free[r].tolist(), tie_break)
     return GpuAllocation(w, tuple(slots), tuple(int(offer.claim[r, s]) for s in slots), of)
 
 
-def npu_ladder(search: PlacementContext) -> tuple[SingleWorkerNpuSelector | MultiWorkerNpuSelector, ...]:
-    """The steps for one demand."""
-    one = SingleWorkerNpuSelector(search)
-    if search.rules.distributed and search.rules.gpu_count != 1:
-        return one, MultiWorkerNpuSelector(search)
+def npu_ladder(
+    context: PlacementContext, ranker: Ranker
+) -> tuple[SingleWorkerNpuSelector | MultiWorkerNpuSelector, ...]:
+    """The selectors for one demand, in their order."""
+    one = SingleWorkerNpuSelector(context, ranker)
+    if context.rules.distributed and context.rules.gpu_count != 1:
+        return one, MultiWorkerNpuSelector(context, ranker)
     return (one,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,54 +12,54 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
 from gpustackd.engines.divisibility import Indivisible
 from gpustackd.placement.context.cards import Cards, cards, portions, ram_holds
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
-from gpustackd.placement.context.search import PlacementContext
-from gpustackd.placement.diagnostics.needs import needs
-from gpustackd.placement.diagnostics.wording import gib, some
-from gpustackd.placement.filters.cluster import workers
-from gpustackd.placement.selectors import blocked_workers
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.diagnostics.wording import gib, have, some, too_little_ram, workers
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.selectors.base import blocked_workers
+from gpustackd.placement.selectors.base.needs import needs
+from gpustackd.placement.selectors.base.selector import Selector
 from gpustackd.placement.selectors.generic.multi_worker import MultiWorkerSelector
 
 SHOWN = 3
 BY_HAND = "; choosing GPUs by hand remains possible"
 
 
-def shortfall(search: PlacementContext, rows: Ints) -> list[Reason]:
+def shortfall(context: PlacementContext, selectors: Sequence[Selector], rows: Ints) -> list[Reason]:
     """Causes on the workers that passed every filter, each with the number of workers it holds for."""
-    fleet, rules = search.fleet, search.rules
+    fleet, rules = context.fleet, context.rules
     found = cards(fleet, rows, rules)
     present = fleet.gpu_id[rows] != 0
     has_gpu = present.any(axis=1)
     usable = found.usable.any(axis=1)
     short_of_ram = usable & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
-    lean, with_it = blocked_workers.lean(search, rows, found)
+    lean, with_it = blocked_workers.lean(context, {s.kind for s in selectors}, rows, found)
     lean &= ~short_of_ram
     short = usable & ~short_of_ram & ~lean
     if rules.cpu_only:
-        return [_cpu(search, rows)]
-    reasons = [needs(search.demand, rules)]
+        return [_cpu(context, rows)]
+    reasons = [needs(context.demand, rules)]
     if not has_gpu.all():
         count = int(np.count_nonzero(~has_gpu))
-        reasons.append(_fit("no_gpu", f"{workers(count)} {_have(count)} no GPU", workers=count))
+        reasons.append(_fit("no_gpu", f"{workers(count)} {have(count)} no GPU", workers=count))
     if (has_gpu & ~usable).any():
         reasons.append(_closed(fleet, rows[has_gpu & ~usable]))
     if short_of_ram.any():
         reasons.append(_ram(fleet, rules, rows, found, short_of_ram))
     if with_it is not None and lean.any():
         reasons.append(with_it)
-    reasons.extend(_too_small_cards(search))
+    reasons.extend(_too_small_cards(context))
     if short.any():
         at = np.flatnonzero(short)
-        reasons.extend(_vram(search, _subset(found, at), rows[at]))
+        reasons.extend(_vram(context, selectors, _subset(found, at), rows[at]))
     if rules.cpu:
-        reasons.append(_cpu(search, rows))
+        reasons.append(_cpu(context, rows))
     return reasons
 
 
-def _too_small_cards(search: PlacementContext) -> list[Reason]:
+def _too_small_cards(context: PlacementContext) -> list[Reason]:
     """GPU types on which the engine's own reserve leaves nothing for the model."""
     reasons: list[Reason] = []
-    for kind, f in search.fractions.items():
+    for kind, f in context.fractions.items():
         if f.value <= 0:
             text = (
                 f"on cards of type {kind} the engine reserves {f.reserved / 1024:.2f} GiB, and the smallest "
@@ -69,12 +70,12 @@ def _too_small_cards(search: PlacementContext) -> list[Reason]:
     return reasons
 
 
-def _cpu(search: PlacementContext, rows: Ints) -> Reason:
+def _cpu(context: PlacementContext, rows: Ints) -> Reason:
     """CPU inference is possible, and RAM is short for it."""
-    need = search.rules.ram_floor
-    ram = search.fleet.free_ram(rows)
+    need = context.rules.ram_floor
+    ram = context.fleet.free_ram(rows)
     at = int(np.argmax(ram))
-    name = search.fleet.row(int(rows[at])).name
+    name = context.fleet.row(int(rows[at])).name
     text = f"without a GPU {gib(need)} of RAM are needed; the most is free on {name}: {gib(int(ram[at]))}"
     return _fit("cpu", text, worker=name, free_bytes=int(ram[at]), need_bytes=need)
 
@@ -92,7 +93,7 @@ def _closed(fleet: Fleet, rows: Ints) -> Reason:
         if n
     ]
     count = len(rows)
-    text = f"{workers(count)} {_have(count)} no usable GPU ({', '.join(causes)})"
+    text = f"{workers(count)} {have(count)} no usable GPU ({', '.join(causes)})"
     return _fit("no_usable_gpu", text, workers=count, closed=closed, unknown=unknown, over_committed=over)
 
 
@@ -102,22 +103,19 @@ def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, found: Cards, short: np
     ram = np.where(short, found.ram, -1)
     at = int(np.argmax(ram))
     name = fleet.row(int(rows[at])).name
-    text = (
-        f"{workers(count)} {_have(count)} too little RAM; the most is free on {name}: "
-        f"{gib(int(ram[at]))} of the {gib(need)} needed"
-    )
+    text = f"{workers(count)} {have(count)} {too_little_ram(name, int(ram[at]), need)}"
     return _fit("ram", text, workers=count, worker=name, free_bytes=int(ram[at]), need_bytes=need)
 
 
-def _vram(search: PlacementContext, found: Cards, rows: Ints) -> list[Reason]:
+def _vram(context: PlacementContext, selectors: Sequence[Selector], found: Cards, rows: Ints) -> list[Reason]:
     """Too little GPU memory: the best single card, the best worker, in real free bytes."""
-    fleet, rules = search.fleet, search.rules
+    fleet, rules = context.fleet, context.rules
     count = len(rows)
-    head = f"{workers(count)} {_have(count)} too little free GPU memory"
+    head = f"{workers(count)} {have(count)} too little free GPU memory"
     if rules.gpu_count > most_of_a_type(found):
-        head = f"{workers(count)} {_have(count)} fewer than {rules.gpu_count} usable GPUs of one type"
+        head = f"{workers(count)} {have(count)} fewer than {rules.gpu_count} usable GPUs of one type"
     reasons: list[Reason] = []
-    steps = {t.step for t in search.ladder}
+    steps = {t.kind for t in selectors}
     if "one_gpu" in steps:
         r, s = np.unravel_index(int(np.argmax(found.free)), found.free.shape)
         index = int(fleet.gpu_index[rows[r], s])
@@ -134,11 +132,11 @@ def _vram(search: PlacementContext, found: Cards, rows: Ints) -> list[Reason]:
         )  # fmt: skip
         head = "several GPUs of one worker"
     if "one_worker" in steps:
-        reasons.extend(_one_worker(search, found, rows, head))
+        reasons.extend(_one_worker(context, found, rows, head))
         head = "several workers"
-    for step in search.ladder:
+    for step in selectors:
         if isinstance(step, MultiWorkerSelector):
-            reasons.extend(_over_workers(search, step, rows, head))
+            reasons.extend(_over_workers(context, step, rows, head))
     return reasons
 
 
@@ -148,8 +146,8 @@ def most_of_a_type(found: Cards) -> int:
     return max((int(((found.type == k) & found.usable).sum(axis=1).max()) for k in kinds), default=0)
 
 
-def _one_worker(search: PlacementContext, found: Cards, rows: Ints, head: str) -> list[Reason]:
-    fleet, rules = search.fleet, search.rules
+def _one_worker(context: PlacementContext, found: Cards, rows: Ints, head: str) -> list[Reason]:
+    fleet, rules = context.fleet, context.rules
     enough, least = portions(found, rules)
     best: tuple[int, int, int, int, int] | None = None
     for code in np.unique(found.type[found.usable]).tolist():
@@ -189,14 +187,16 @@ def _one_worker(search: PlacementContext, found: Cards, rows: Ints, head: str) -
     return reasons
 
 
-def _over_workers(search: PlacementContext, step: MultiWorkerSelector, rows: Ints, head: str) -> list[Reason]:
+def _over_workers(
+    context: PlacementContext, step: MultiWorkerSelector, rows: Ints, head: str
+) -> list[Reason]:
     """The combination that offers most, and what else kept it from serving."""
-    fleet, rules = search.fleet, search.rules
+    fleet, rules = context.fleet, context.rules
     step.refresh()
-    barring, barred_params = blocked_workers.kept_out(search, rows)
+    barring, barred_params = blocked_workers.kept_out(context, rows)
     best: tuple[int, int, Ints] | None = None
     indivisible: Indivisible | None = None
-    for code, kind in step.kind.items():
+    for code, kind in step.group.items():
         members = np.flatnonzero(kind >= 0)
         sizes = np.array([step.kinds[k].gpus for k in kind[members].tolist()], np.int64)
         for gpus in np.unique(sizes).tolist():
@@ -227,7 +227,7 @@ def _over_workers(search: PlacementContext, step: MultiWorkerSelector, rows: Int
         "effective_bytes": offer,
         "need_bytes": rules.vram,
     }
-    count = np.count_nonzero(fleet.gpu_id[search.bits == 0] != 0, axis=1)
+    count = np.count_nonzero(fleet.gpu_id[context.bits == 0] != 0, axis=1)
     failing = int(np.count_nonzero(count == gpus)) - len(mine)
     if failing > 0:
         text += f"; {failing} more with as many GPUs do not have their share free"
@@ -250,7 +250,3 @@ def _subset(found: Cards, at: Ints) -> Cards:
 
 def _fit(code: str, text: str, **params: Any) -> Reason:
     return Reason(f"fit.{code}", "fit", text, params)
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Ints
-from gpustackd.engines.vllm_topology import Unworkable, layout
+from gpustackd.engines.vllm import Unworkable, layout
 from gpustackd.placement.context.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.context.distributed_limit import mask
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
-from gpustackd.placement.context.resource_rules import ClaimPolicy
+from gpustackd.placement.rules.resource_rules import ClaimPolicy
 from gpustackd.placement.scoring.ranker import Floats
-from gpustackd.placement.selectors.generic.single_worker import FleetSelector
+from gpustackd.placement.selectors.base.fleet_selector import FleetSelector
 
 MORE_TRIED = 64
 """Workers added beyond the fewest that hold the model, in search of a layout that the executor can run."""
@@ -48,24 +48,24 @@ class Option:
 class MultiWorkerSelector(FleetSelector):
     """Several workers with all their GPUs of one type."""
 
-    step = "many_workers"
+    kind = "many_workers"
 
     def allocate(self, size: int) -> None:
         self.kinds: list[GpuTypeGroup] = []
         self._kind: dict[GpuTypeGroup, int] = {}
-        self.kind: dict[int, NDArray[np.int32]] = {}
+        self.group: dict[int, NDArray[np.int32]] = {}
         """type code -> (W,) index into `kinds`, -1 = may not take part."""
         self.value: dict[int, Floats] = {}
         self.low: dict[int, Ints] = {}
         """type code -> (W,) least free memory of a card."""
 
     def compute(self, rows: Ints, passing: Ints) -> None:
-        for kind in self.kind.values():
+        for kind in self.group.values():
             kind[rows] = -1
         types = self.fleet.gpu_type[passing]
         for code in np.unique(types[types >= 0]).tolist():
-            if code not in self.kind:
-                self.kind[code] = np.full(self.size, -1, np.int32)
+            if code not in self.group:
+                self.group[code] = np.full(self.size, -1, np.int32)
                 self.value[code] = np.zeros(self.size)
                 self.low[code] = np.zeros(self.size, np.int64)
             self._compute(passing, code)
@@ -81,14 +81,14 @@ class MultiWorkerSelector(FleetSelector):
             if kind not in self._kind:
                 self._kind[kind] = len(self.kinds)
                 self.kinds.append(kind)
-            self.kind[code][rows[(booked == b) & (size == g)]] = self._kind[kind]
+            self.group[code][rows[(booked == b) & (size == g)]] = self._kind[kind]
         mine = found.type[at] == code
         low = np.where(mine, found.free[at], np.iinfo(np.int64).max).min(axis=1)
         if found.unified.any():  # all cards of the worker and its RAM come from one pool
             pool = (found.ram[at] - (self.rules.ram_static or 0)) / (1 + (self.rules.ram_ratio or 0))
             low = np.where(found.unified[at], np.minimum(low, (pool // size).astype(np.int64)), low)
         self.low[code][rows] = low
-        view = self.search.seats(found, claim, claim.sum(axis=1)[:, None])
+        view = self.ranker.view(found, claim, claim.sum(axis=1)[:, None])
         self.value[code][rows] = self.scorer.taken(view, found.type == code)[at]
 
     def _look(self, rows: Ints, code: int) -> tuple[Cards, NDArray[np.bool_], Ints, Ints]:
@@ -105,21 +105,21 @@ class MultiWorkerSelector(FleetSelector):
 
     # -- choosing ----------------------------------------------------------------------------------------
 
-    def choose(self, turn: int) -> Candidate | None:
+    def select(self, tie_break: int) -> Candidate | None:
         self.refresh()
         options = list(self._options())
         if not options:
             return None
         best = min(options, key=lambda o: (o.hosts, o.booked))
-        scores, parts = self.search.rank(best.members, self._values(best))
-        chosen = self.search.hosts(best.members, scores, best.hosts, turn)
+        scores, parts = self.ranker.rank(best.members, self._values(best))
+        chosen = self.ranker.hosts(best.members, scores, best.hosts, tie_break)
         seats = tuple(self.seats(best.members[chosen], best.code))
         positions = [s.w for s in seats]
-        total = self.search.together(positions, parts["placement"][chosen].tolist())
+        total = self.ranker.together(positions, parts["placement"][chosen].tolist())
         gpus = sum(len(s.slots) for s in seats)
-        also = self.search.others(best.members, scores, parts, chosen, gpus)
-        records = (self.search.record(positions, gpus, total), *also)
-        return Candidate(seats, self.step, sum(total.values()), total, also=records)
+        also = self.ranker.others(best.members, scores, parts, chosen, gpus)
+        records = (self.ranker.record(positions, gpus, total), *also)
+        return Candidate(seats, self.kind, sum(total.values()), total, also=records)
 
     def _values(self, option: Option) -> Floats:
         """Card values of the members. Where the need is split, what a card books is known only now."""
@@ -129,11 +129,11 @@ class MultiWorkerSelector(FleetSelector):
         mine = found.type == option.code
         gpus = int(np.count_nonzero(mine[0]))
         claim = np.where(mine, option.booked // (option.hosts * gpus), 0)
-        return self.scorer.taken(self.search.seats(found, claim, claim.sum(axis=1)[:, None]), mine)
+        return self.scorer.taken(self.ranker.view(found, claim, claim.sum(axis=1)[:, None]), mine)
 
     def _options(self) -> Iterator[Option]:
         """The class of each type and GPU count that serves with the fewest workers."""
-        for code, kind in self.kind.items():
+        for code, kind in self.group.items():
             counts = np.bincount(kind[kind >= 0], minlength=len(self.kinds))
             by_gpus: dict[int, list[int]] = {}
             for k in np.flatnonzero(counts).tolist():
@@ -188,12 +188,12 @@ class MultiWorkerSelector(FleetSelector):
                 continue
             hosts = self._hosts(gpus, max(2, -(-self.rules.vram // booked)), int(counts[k]))
             if hosts is not None:
-                yield Option(hosts, hosts * booked, code, np.flatnonzero(self.kind[code] == k))
+                yield Option(hosts, hosts * booked, code, np.flatnonzero(self.group[code] == k))
 
     def _mixed(self, code: int, gpus: int, kinds: list[int]) -> Iterator[Option]:
         """Workers with different cards, those with the most memory first."""
-        members = np.flatnonzero(np.isin(self.kind[code], kinds))
-        booked = np.array([self.kinds[k].booked for k in self.kind[code][members].tolist()], np.int64)
+        members = np.flatnonzero(np.isin(self.group[code], kinds))
+        booked = np.array([self.kinds[k].booked for k in self.group[code][members].tolist()], np.int64)
         order = np.argsort(-booked, kind="stable")
         sums = np.cumsum(booked[order])
         fewest = int(np.searchsorted(sums, self.rules.vram)) + 1

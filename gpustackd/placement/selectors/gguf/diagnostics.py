@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpustackd.domain.fleet.columns import Ints
-from gpustackd.domain.outcome import Reason
+from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.context.cards import Cards
-from gpustackd.placement.context.gpu_allocation import Candidate
-from gpustackd.placement.diagnostics.wording import gib, gib_number, some
-from gpustackd.placement.filters.cluster import workers
-from gpustackd.placement.selectors.gguf.rules import MOST_DEVICES
-
-if TYPE_CHECKING:
-    from gpustackd.placement.selectors.gguf.multi_gpu import GgufMultiGpuSelector
-    from gpustackd.placement.selectors.gguf.partial_offload import PartialOffloadSelector
-    from gpustackd.placement.selectors.gguf.rpc import RpcSelector
-    from gpustackd.placement.selectors.gguf.single_gpu import GgufCpuSelector, GgufSingleGpuSelector
+from gpustackd.placement.diagnostics.wording import gib, gib_number, have, some, workers
+from gpustackd.placement.rules.gguf import MOST_DEVICES
+from gpustackd.placement.selectors.base.selector import Selector
+from gpustackd.placement.selectors.gguf.manual import GgufManualSelector
+from gpustackd.placement.selectors.gguf.multi_gpu import GgufMultiGpuSelector
+from gpustackd.placement.selectors.gguf.partial_offload import PartialOffloadSelector
+from gpustackd.placement.selectors.gguf.rpc import RpcSelector
+from gpustackd.placement.selectors.gguf.single_gpu import GgufCpuSelector, GgufSingleGpuSelector
 
 SHOWN = 3
+
+
+def diagnose(selector: Selector, rows: Ints) -> tuple[list[Reason], Cure]:
+    """What these positions, which passed all filters, lack for one selector, and what could cure it."""
+    if isinstance(selector, GgufManualSelector):
+        return selector.diagnose()
+    for kind, reasons in REASONS.items():
+        if isinstance(selector, kind):
+            return (reasons(selector, rows) if len(rows) else []), Cure.CAPACITY
+    raise TypeError(f"{selector.kind} is no selector for GGUF models")
 
 
 def one_gpu(step: GgufSingleGpuSelector, rows: Ints) -> list[Reason]:
     """The largest free GPU against the whole model."""
     fleet = step.fleet
-    found = step.search.cards(rows)
+    found = step.context.cards(rows)
     reasons: list[Reason] = []
     present = np.any(fleet.gpu_id[rows] != 0, axis=1)
     if not present.all():
         count = int(np.count_nonzero(~present))
-        reasons.append(_fit("no_gpu", f"{workers(count)} {_have(count)} no GPU", workers=count))
+        reasons.append(_fit("no_gpu", f"{workers(count)} {have(count)} no GPU", workers=count))
     shut = present & ~found.usable.any(axis=1)
     if shut.any():
         count = int(np.count_nonzero(shut))
-        text = f"{workers(count)} {_have(count)} no usable GPU (closed, of unknown memory, or over-committed)"
+        text = f"{workers(count)} {have(count)} no usable GPU (closed, of unknown memory, or over-committed)"
         reasons.append(_fit("no_usable_gpu", text, workers=count))
     if not found.usable.any():
         return reasons
@@ -56,13 +63,13 @@ def one_gpu(step: GgufSingleGpuSelector, rows: Ints) -> list[Reason]:
     large = np.any(found.usable & (claim <= found.free), axis=1)
     if large.any() and not fits.any():
         params["ram_short"] = int(np.count_nonzero(large))
-        text += f"; {workers(params['ram_short'])} {_have(params['ram_short'])} the GPU but not the RAM"
+        text += f"; {workers(params['ram_short'])} {have(params['ram_short'])} the GPU but not the RAM"
     return [*reasons, _fit("one_gpu", text, **params)]
 
 
 def one_worker(step: GgufMultiGpuSelector, rows: Ints) -> list[Reason]:
     """The worker whose GPUs offer most together."""
-    found = step.search.cards(rows)
+    found = step.context.cards(rows)
     several = np.count_nonzero(found.usable & (found.free > 0), axis=1) > 1
     sums = np.where(several, found.free.sum(axis=1), -1)
     best: tuple[int, int, list[int]] | None = None
@@ -100,7 +107,7 @@ def one_worker(step: GgufMultiGpuSelector, rows: Ints) -> list[Reason]:
 def _not_tried(step: GgufMultiGpuSelector) -> list[Reason]:
     """Ways that are closed by the model's own settings, or by what it is."""
     shut: list[str] = []
-    need = step.search.demand.gguf
+    need = step.context.demand.gguf
     if need is not None and not need.distributable:
         shut.append("over several workers: this model cannot be distributed")
     elif not step.rules.distributed:
@@ -133,7 +140,7 @@ def many_workers(step: RpcSelector, rows: Ints) -> list[Reason]:
     level = step.asked.total if step.asked.layers is None else step.asked.layers
     need = step.planner.needed(level)
     shown = there.mains[:SHOWN]
-    names = [step.search.fleet.row(int(w)).name for w in rows[shown]]
+    names = [step.context.fleet.row(int(w)).name for w in rows[shown]]
     text = f"several workers: {level} layers need {gib(need)} and buffers; the largest {MOST_DEVICES} GPUs "
     text += f"that an instance can use offer {gib(there.bound)} ({some(names, SHOWN, len(there.mains))})"
     params: dict[str, Any] = {
@@ -149,7 +156,7 @@ def many_workers(step: RpcSelector, rows: Ints) -> list[Reason]:
 
 def partial(step: PartialOffloadSelector, rows: Ints) -> list[Reason]:
     """The most layers that GPUs of one worker would hold, and the RAM that is short for the rest."""
-    found = step.search.cards(rows)
+    found = step.context.cards(rows)
     free = np.where(found.usable, found.free, 0)
     if not free.any():
         return []
@@ -203,31 +210,6 @@ def cpu(step: GgufCpuSelector, rows: Ints) -> list[Reason]:
     return [_fit("cpu", text, worker=name, need_bytes=need, free_bytes=int(ram[at]))]
 
 
-def limited(step: PartialOffloadSelector | RpcSelector, found: Candidate) -> Candidate:
-    """The choice with its record saying how many layers it holds, and what keeps the next one out."""
-    offload = found.seats[0].offload
-    if offload is None or not found.also:
-        return found
-    first = dict(found.also[0]) | {"offload_layers": offload.layers, "total_layers": offload.total}
-    if offload.layers < offload.total and step.asked.layers is None:
-        fleet = step.search.fleet
-        rows = np.array([s.w for s in found.seats])
-        left = fleet.free_vram(rows)
-        spare = [
-            int(left[n, slot]) - claim
-            for n, seat in enumerate(found.seats)
-            for slot, claim in zip(seat.slots, seat.claims, strict=True)
-        ]
-        layers = step.planner.layers
-        at = offload.total - offload.layers
-        need = layers.held(at - 1, at) if at else 0
-        first["limit"] = (
-            f"{offload.layers} of {offload.total} layers on GPUs: the next one takes {gib(need)}, "
-            f"and no more than {gib(max(spare))} is left on any of them"
-        )
-    return replace(found, also=(first, *found.also[1:]))
-
-
 def _gpu(step: GgufSingleGpuSelector | PartialOffloadSelector, rows: Ints, r: int, s: int) -> str:
     fleet, w = step.fleet, int(rows[r])
     return f"{fleet.row(w).name}:{fleet.types[int(fleet.gpu_type[w, s])]}:{int(fleet.gpu_index[w, s])}"
@@ -239,10 +221,10 @@ def _fit(code: str, text: str, **params: Any) -> Reason:
     return Reason(f"fit.{code}", "fit", text, params)
 
 
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"
-
-
-LACKING: Mapping[str, Callable[[Any, Ints], list[Reason]]] = {
-    "one_gpu": one_gpu, "one_worker": one_worker, "partial": partial, "cpu": cpu,
-}  # fmt: skip
+REASONS: Mapping[type, Callable[[Any, Ints], list[Reason]]] = {
+    GgufSingleGpuSelector: one_gpu,
+    GgufMultiGpuSelector: one_worker,
+    RpcSelector: many_workers,
+    PartialOffloadSelector: partial,
+    GgufCpuSelector: cpu,
+}

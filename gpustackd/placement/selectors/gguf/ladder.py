@@ -1,13 +1,15 @@
 """The ladder for GGUF models: one GPU, several GPUs of one worker, several workers, partial offload, CPU.
 
-Hand-picked GPUs have one step for all of it.
+Picked GPUs have one selector for all of it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpustackd.errors import BadRow
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.scoring.ranker import Ranker
+from gpustackd.placement.selectors.base.selector import Ladder, Selector, diagnose_each
+from gpustackd.placement.selectors.gguf.diagnostics import diagnose
 from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 from gpustackd.placement.selectors.gguf.manual import GgufManualSelector
 from gpustackd.placement.selectors.gguf.multi_gpu import GgufMultiGpuSelector
@@ -15,28 +17,29 @@ from gpustackd.placement.selectors.gguf.partial_offload import PartialOffloadSel
 from gpustackd.placement.selectors.gguf.rpc import RpcSelector
 from gpustackd.placement.selectors.gguf.single_gpu import GgufCpuSelector, GgufSingleGpuSelector
 
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
-    from gpustackd.placement.selectors.registry import EngineSelector
 
-
-def gguf_ladder(search: PlacementContext) -> tuple[EngineSelector, ...]:
-    """The steps for one demand, in the order of the spec; those that its flags rule out are left out."""
-    asked = search.rules.gguf
+def gguf_ladder(context: PlacementContext, ranker: Ranker) -> Ladder:
+    """The selectors for one demand; those that its flags rule out are left out. Raises BadRow."""
+    rules = context.rules
+    asked = rules.gguf
     if asked is None:
         raise BadRow("source", "is no GGUF model")
-    planner = LayerSplitter(asked)
-    if search.demand.spec.gpu_ids:
-        return (GgufManualSelector(search, planner),)
-    steps: list[EngineSelector] = []
+    splitter = LayerSplitter(asked)
+    if context.demand.spec.gpu_ids:
+        return _ladder(context, (GgufManualSelector(context, ranker, splitter),))
+    selectors: list[Selector] = []
     if asked.whole and not asked.split:
-        steps.append(GgufSingleGpuSelector(search, planner))
+        selectors.append(GgufSingleGpuSelector(context, ranker, splitter))
     if asked.whole and not asked.image:
-        steps.append(GgufMultiGpuSelector(search, planner))
-    if search.rules.distributed and not asked.image and asked.layers != 0:
-        steps.append(RpcSelector(search, planner))
+        selectors.append(GgufMultiGpuSelector(context, ranker, splitter))
+    if rules.distributed and not asked.image and asked.layers != 0:
+        selectors.append(RpcSelector(context, ranker, splitter))
     if asked.partial:
-        steps.append(PartialOffloadSelector(search, planner))
+        selectors.append(PartialOffloadSelector(context, ranker, splitter))
     if asked.host_only:
-        steps.append(GgufCpuSelector(search, planner))
-    return tuple(steps)
+        selectors.append(GgufCpuSelector(context, ranker, splitter))
+    return _ladder(context, tuple(selectors))
+
+
+def _ladder(context: PlacementContext, selectors: tuple[Selector, ...]) -> Ladder:
+    return Ladder("gguf", selectors, diagnose_each(context, selectors, diagnose))

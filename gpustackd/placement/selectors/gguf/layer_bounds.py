@@ -14,8 +14,8 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
+from gpustackd.placement.rules.gguf import GgufRules
 from gpustackd.placement.selectors.gguf.layer_costs import Layers
-from gpustackd.placement.selectors.gguf.rules import GgufRules
 
 Rests: TypeAlias = tuple[int, int, int]
 """What the first, an inner and the last device take beside layers."""

@@ -1,7 +1,7 @@
 """Layers of a GGUF model on devices, by what each adds to the device that runs it. Sizes in bytes.
 
 Layers lie in their order on devices in theirs: each device runs neighbours. So the layers from `start` on fit
-exactly where it works to give each device in turn as many as it holds, and the most layers fit where the
+exactly where it works to give each device in tie_break as many as it holds, and the most layers fit where the
 devices are filled from the last one back.
 """
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
+from gpustackd.placement.rules.gguf import MOST_DEVICES, GgufRules
 from gpustackd.placement.selectors.gguf.layer_bounds import KEPT, Bounds
 from gpustackd.placement.selectors.gguf.layer_costs import shared_out
-from gpustackd.placement.selectors.gguf.rules import MOST_DEVICES, GgufRules
 
 Room: TypeAlias = tuple[int, bool]
 """Free bytes of a device, and whether it takes its memory from the host's."""

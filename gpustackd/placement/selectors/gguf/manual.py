@@ -7,52 +7,51 @@ the other GPUs are served to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
+from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.diagnostics.wording import gib, gib_number
+from gpustackd.placement.rules.gguf import MOST_DEVICES, GgufRules
+from gpustackd.placement.scoring.ranker import Ranker
+from gpustackd.placement.selectors.base.picked_gpus import PickedGpu, Selection, resolve
+from gpustackd.placement.selectors.base.selector import Uncached
+from gpustackd.placement.selectors.base.unreachable_gpus import gpu_label, picked_reason, unreachable
 from gpustackd.placement.selectors.gguf.layer_costs import shared_out
 from gpustackd.placement.selectors.gguf.layer_split import Choosing, LayerSplit, LayerSplitter, Room
-from gpustackd.placement.selectors.gguf.rules import MOST_DEVICES, GgufRules
-from gpustackd.placement.selectors.manual.gpu_choice import PickedGpu, Selection, resolve
-from gpustackd.placement.selectors.manual.search import ManualSelector, str_of
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
 
 
-class GgufManualSelector:
+class GgufManualSelector(Uncached):
     """Looks at the selected cards only; nothing is kept between decisions, they are few."""
 
-    step = "manual"
+    kind = "manual"
 
-    def __init__(self, search: PlacementContext, planner: LayerSplitter) -> None:
-        asked = search.rules.gguf
+    def __init__(self, context: PlacementContext, ranker: Ranker, planner: LayerSplitter) -> None:
+        asked = context.rules.gguf
         if asked is None:
             raise BadRow("source", "is no GGUF model")
-        self.search = search
+        self.context = context
+        self.ranker = ranker
         self.asked: GgufRules = asked
         self.planner = planner
-        self.spec = search.demand.spec
+        self.spec = context.demand.spec
         self.cut = False
         """Whether the last search ended for its budget."""
 
     @property
     def count(self) -> int:
         """GPUs that one replica takes."""
-        return self.search.rules.gpu_count
+        return self.context.rules.gpu_count
 
-    def choose(self, turn: int) -> Candidate | None:
-        self.search.refresh()
+    def select(self, tie_break: int) -> Candidate | None:
         self.planner.begin()
         found = self.choices()
         self.cut = self.planner.exhausted
-        return self.search.pick(found, turn) if found else None
+        return self.ranker.pick(found, tie_break) if found else None
 
     def choices(self) -> list[Candidate]:
         """Every use of the selection, the whole model before a part of it; over-committed where nothing else
@@ -64,11 +63,11 @@ class GgufManualSelector:
         for level in levels:
             found = self._on_one(cards, level) or self._over_workers(cards, level)
             if found:
-                return [Candidate(seats, self.step) for seats in found]
+                return [Candidate(seats, self.kind) for seats in found]
         return self._over_committed(cards)
 
     def selection(self) -> Selection:
-        return resolve(self.search.fleet, self.spec.gpu_ids, self.search.rules, self.search.bits)
+        return resolve(self.context.fleet, self.spec.gpu_ids, self.context.rules, self.context.bits)
 
     # -- one worker ------------------------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ class GgufManualSelector:
         return None
 
     def _host(self, w: int) -> tuple[bool, int]:
-        return bool(self.search.fleet.unified[w]), int(self.search.fleet.free_ram(np.array([w]))[0])
+        return bool(self.context.fleet.unified[w]), int(self.context.fleet.free_ram(np.array([w]))[0])
 
     def _offload(self, plan: LayerSplit) -> Offload:
         return Offload(plan.layers, self.asked.total, plan.counts if len(plan.counts) > 1 else None)
@@ -156,7 +155,7 @@ class GgufManualSelector:
     @property
     def spans(self) -> bool:
         """Selected over workers, a model is spread whatever its flag says, if it can be at all."""
-        need = self.search.demand.gguf
+        need = self.context.demand.gguf
         return need is not None and need.distributable and not self.asked.image
 
     def _laid(
@@ -164,7 +163,7 @@ class GgufManualSelector:
     ) -> tuple[GpuAllocation, ...] | None:
         pooled, pool = self._host(own[0].w)
         devices = [*remotes, *own]
-        rooms = [(c.free, bool(self.search.fleet.unified[c.w])) for c in devices]
+        rooms = [(c.free, bool(self.context.fleet.unified[c.w])) for c in devices]
         if level is not None:
             plan = self.planner.divided(rooms, level)
         else:
@@ -183,7 +182,7 @@ class GgufManualSelector:
     ) -> tuple[GpuAllocation, ...]:
         slots, claims = tuple(c.slot for c in own), plan.claims[len(remotes) :]
         main = GpuAllocation(own[0].w, slots, claims, ram=ram, offload=self._offload(plan))
-        floor = self.search.policy.rpc_ram
+        floor = self.context.policy.rpc_ram
         return main, *(
             GpuAllocation(c.w, (c.slot,), (claim,), ram=floor, layers=share.layers)
             for c, claim, share in zip(remotes, plan.claims, plan.level.devices, strict=False)
@@ -193,8 +192,8 @@ class GgufManualSelector:
         """Whether the workers of remote cards have the RAM for what serves them."""
         taken: dict[int, int] = {}
         for card, claim in zip(remotes, claims, strict=False):
-            pooled = claim if self.search.fleet.unified[card.w] else 0
-            taken[card.w] = taken.get(card.w, 0) + self.search.policy.rpc_ram + pooled
+            pooled = claim if self.context.fleet.unified[card.w] else 0
+            taken[card.w] = taken.get(card.w, 0) + self.context.policy.rpc_ram + pooled
         return all(size <= self._host(w)[1] for w, size in taken.items())
 
     # -- more than there is ----------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ class GgufManualSelector:
     def _over_committed(self, cards: Sequence[PickedGpu]) -> list[Candidate]:
         """All layers by the sizes of the cards, whatever is on them."""
         selector = self.spec.gpu_selector
-        may = selector is not None and selector.allow_overcommit and self.search.rules.replicas <= 1
+        may = selector is not None and selector.allow_overcommit and self.context.rules.replicas <= 1
         groups = [mine for mine in by_worker(cards) if len(mine) >= self.count]
         if not may or not groups or not self.asked.whole or self.count > MOST_DEVICES:
             return []
@@ -226,12 +225,12 @@ class GgufManualSelector:
             "free_gib": gib_number(free),
         }
         warning = Reason("gpu_selector.overcommit", "gpu_selector", text, params, "warning")
-        return [Candidate(seats, self.step, over_commit=True, warnings=(warning,))]
+        return [Candidate(seats, self.kind, over_commit=True, warnings=(warning,))]
 
-    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
+    def diagnose(self) -> tuple[list[Reason], Cure]:
         """Why the selection does not serve, most telling first."""
         selection = self.selection()
-        reasons = ManualSelector(self.search).unreachable(selection)
+        reasons = unreachable(self.context, selection)
         cards = selection.cards
         if cards:
             reasons += self._short(cards)
@@ -240,22 +239,24 @@ class GgufManualSelector:
     def _short(self, cards: Sequence[PickedGpu]) -> list[Reason]:
         if len(cards) < self.count:
             text = f"{len(cards)} of the selected GPUs can be used, {self.count} are needed"
-            return [_reason("too_few", text, usable=len(cards), needed=self.count)]
+            return [picked_reason("too_few", text, usable=len(cards), needed=self.count)]
         if self.count > MOST_DEVICES:
             text = f"{self.count} GPUs are selected; llama.cpp runs at most {MOST_DEVICES}"
-            return [_reason("too_many", text, selected=self.count, most=MOST_DEVICES)]
+            return [picked_reason("too_many", text, selected=self.count, most=MOST_DEVICES)]
         groups = by_worker(cards)
         if max(map(len, groups)) < self.count and not self.spans:
             text = "the selected GPUs lie on several workers, over which this model cannot be distributed"
-            return [_reason("scattered", text, workers=len(groups))]
+            return [picked_reason("scattered", text, workers=len(groups))]
         for card in cards if self.count > 1 else ():
             least = self._one_layer(card)
             if card.free < least:
-                name = str_of(next(g for g in self.spec.gpu_ids if self._is(card, g.worker, g.type, g.index)))
+                name = gpu_label(
+                    next(g for g in self.spec.gpu_ids if self._is(card, g.worker, g.type, g.index))
+                )
                 text = f"the selected GPU {name} is too small: one layer needs {gib(least)}, "
                 text += f"{gib(card.free)} are free"
-                return [_reason("too_small", text, gpu_id=name, needs_gib=gib_number(least), need_bytes=least,
-                                free_bytes=card.free)]  # fmt: skip
+                size = {"needs_gib": gib_number(least), "need_bytes": least, "free_bytes": card.free}
+                return [picked_reason("too_small", text, gpu_id=name, **size)]
         level = self.asked.total if self.asked.layers is None else self.asked.layers
         sized = self.planner.alone(level)
         need = sized.devices[0].vram if self.count == 1 else self.planner.needed(level)
@@ -273,7 +274,7 @@ class GgufManualSelector:
             text = f"the selected GPUs are in use: {text}"
         elif free >= need:
             text += "; layers are whole and no division of them fits, or the worker's RAM is short"
-        return [_reason(code, text, **params)]
+        return [picked_reason(code, text, **params)]
 
     def _one_layer(self, card: PickedGpu) -> int:
         level = 0 if self.asked.partial else self.asked.total
@@ -281,7 +282,7 @@ class GgufManualSelector:
         return min(rests) + self.planner.layers.least
 
     def _is(self, card: PickedGpu, worker: str, kind: str, index: int) -> bool:
-        return (self.search.fleet.row(card.w).name, card.type, card.index) == (worker, kind, index)
+        return (self.context.fleet.row(card.w).name, card.type, card.index) == (worker, kind, index)
 
 
 def by_worker(cards: Sequence[PickedGpu]) -> list[list[PickedGpu]]:
@@ -292,7 +293,3 @@ def by_worker(cards: Sequence[PickedGpu]) -> list[list[PickedGpu]]:
     for mine in groups.values():
         mine.sort(key=lambda c: c.index)
     return sorted(groups.values(), key=lambda mine: -sum(c.free for c in mine))
-
-
-def _reason(code: str, text: str, **params: Any) -> Reason:
-    return Reason(f"gpu_selector.{code}", "gpu_selector", text, params)

@@ -53,7 +53,7 @@ class SeveralGpusSelector(LayeredSelector):
         return self._offering
 
     def _settle(self, rows: Ints) -> None:
-        found = self.search.cards(rows)
+        found = self.context.cards(rows)
         offers: dict[int, GpuAllocation] = {}
         self.about[rows] = 0
         self.sure[rows] = True
@@ -103,13 +103,13 @@ class SeveralGpusSelector(LayeredSelector):
 class GgufMultiGpuSelector(SeveralGpusSelector):
     """As few GPUs of one worker as hold every layer."""
 
-    step = code = "one_worker"
+    kind = "one_worker"
 
-    def hopeless(self) -> bool:
+    def is_hopeless(self) -> bool:
         return self.planner.needed(self.asked.total) > self.fleet.largest[1]
 
     def look(self, rows: Ints) -> None:
-        found = self.search.cards(rows)
+        found = self.context.cards(rows)
         total = self.asked.total
         enough = np.where(found.usable, found.free, 0).sum(axis=1) >= self.planner.needed(total)
         for r in np.flatnonzero(enough).tolist():
@@ -133,18 +133,18 @@ class GgufMultiGpuSelector(SeveralGpusSelector):
         rooms, order = self.rooms(found, r, slots), self.order(found, r, slots)
         return self.planner.fewest(rooms, order, self.asked.total)
 
-    def seat(self, w: int, turn: int) -> GpuAllocation:
+    def seat(self, w: int, tie_break: int) -> GpuAllocation:
         """Of cards that are as free as the last one taken others serve too: they take turns."""
         kept = self.offers[w]
-        if not turn or self.asked.split:
+        if not tie_break or self.asked.split:
             return kept
-        found = self.search.cards(np.array([w]))
+        found = self.context.cards(np.array([w]))
         slots = next(g for g in self.groups(found, 0) if kept.slots[0] in g)
         free = {s: int(found.free[0, s]) for s in slots}
         least = min(free[s] for s in kept.slots)
         same = [s for s in slots if free[s] == least]
         missing = sum(free[s] == least for s in kept.slots)
-        start = missing * (turn % max(len(same) // missing, 1))
+        start = missing * (tie_break % max(len(same) // missing, 1))
         taken = {s for s in kept.slots if free[s] != least} | set(same[start : start + missing])
         mine = [s for s in slots if s in taken]
         plan = self.planner.divided(self.rooms(found, 0, mine), self.asked.total)

@@ -9,17 +9,17 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.placement.context.cards import Cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
-from gpustackd.placement.selectors.gguf import diagnostics
+from gpustackd.placement.selectors.gguf.layer_limit import with_limit
 from gpustackd.placement.selectors.gguf.multi_gpu import SeveralGpusSelector
 
 
 class PartialOffloadSelector(SeveralGpusSelector):
     """The most layers that one worker holds on its GPUs, as few as hold so many; the rest in its RAM."""
 
-    step = code = "partial"
+    kind = "partial"
 
     def look(self, rows: Ints) -> None:
-        found = self.search.cards(rows)
+        found = self.context.cards(rows)
         asked = self.asked.layers
         if asked is not None:
             self.about[rows] = np.where(found.usable.any(axis=1), asked, 0)
@@ -90,15 +90,15 @@ class PartialOffloadSelector(SeveralGpusSelector):
             offload=Offload(level, self.asked.total),
         )
 
-    def seat(self, w: int, turn: int) -> GpuAllocation:
+    def seat(self, w: int, tie_break: int) -> GpuAllocation:
         """Where one card is taken, others that hold as many layers take turns."""
         kept = self.offers[w]
-        if not turn or len(kept.slots) != 1 or kept.offload is None:
+        if not tie_break or len(kept.slots) != 1 or kept.offload is None:
             return kept
-        found = self.search.cards(np.array([w]))
+        found = self.context.cards(np.array([w]))
         good = np.flatnonzero(self.levels_alone(found, 0) == kept.offload.layers).tolist()
-        return replace(kept, slots=(good[turn % len(good)],)) if good else kept
+        return replace(kept, slots=(good[tie_break % len(good)],)) if good else kept
 
-    def choose(self, turn: int) -> Candidate | None:
-        found = super().choose(turn)
-        return None if found is None else diagnostics.limited(self, found)
+    def select(self, tie_break: int) -> Candidate | None:
+        found = super().select(tie_break)
+        return None if found is None else with_limit(self.fleet, self.asked, self.planner, found)

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpustackd.domain.fleet.columns import Ints
-from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
-from gpustackd.placement.selectors.gguf import diagnostics
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.rules.gguf import MOST_DEVICES, GgufRules
+from gpustackd.placement.scoring.ranker import Ranker
+from gpustackd.placement.selectors.base.selector import Uncached
+from gpustackd.placement.selectors.gguf.layer_limit import with_limit
 from gpustackd.placement.selectors.gguf.layer_split import LayerSplit, LayerSplitter, Room
 from gpustackd.placement.selectors.gguf.rpc_offers import Main, Offered, OfferedGpu, Offers
-from gpustackd.placement.selectors.gguf.rules import MOST_DEVICES, GgufRules
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
 
 MOST_MAINS = 64
 """Workers that are tried as the main one, those left out that could not serve by what they offer."""
@@ -39,37 +37,37 @@ class Layout:
     plan: LayerSplit
 
 
-class RpcSelector:
+class RpcSelector(Uncached):
     """All layers, or where that is allowed as many as can be, over GPUs of several workers."""
 
-    step = "many_workers"
+    kind = "many_workers"
 
-    def __init__(self, search: PlacementContext, planner: LayerSplitter) -> None:
-        asked = search.rules.gguf
+    def __init__(self, context: PlacementContext, ranker: Ranker, planner: LayerSplitter) -> None:
+        asked = context.rules.gguf
         if asked is None:
             raise BadRow("source", "is no GGUF model")
-        self.search = search
+        self.context = context
+        self.ranker = ranker
         self.asked: GgufRules = asked
         self.planner = planner
-        self.offers = Offers(search, planner)
+        self.offers = Offers(context, planner)
         self.cut = False
         """Whether the last search ended for its budget, with workers left untried."""
 
     # -- choosing --------------------------------------------------------------------------------------------
 
-    def choose(self, turn: int) -> Candidate | None:
-        self.search.refresh()
-        rows = np.flatnonzero(self.search.bits == 0)
-        layout = self.best(rows, turn)
+    def select(self, tie_break: int) -> Candidate | None:
+        rows = np.flatnonzero(self.context.bits == 0)
+        layout = self.best(rows, tie_break)
         self.cut |= self.planner.exhausted
         if layout is None:
             return None
-        found = self.search.pick(
-            [Candidate(seats(layout, self.asked, self.offers.remote_ram), self.step)], turn
+        found = self.ranker.pick(
+            [Candidate(seats(layout, self.asked, self.offers.remote_ram), self.kind)], tie_break
         )
-        return diagnostics.limited(self, found)
+        return with_limit(self.context.fleet, self.asked, self.planner, found)
 
-    def best(self, rows: Ints, turn: int) -> Layout | None:
+    def best(self, rows: Ints, tie_break: int) -> Layout | None:
         """The layout with the most layers, of these with the fewest GPUs, as far as the walk finds it."""
         self.planner.begin()
         self.cut = False
@@ -77,23 +75,23 @@ class RpcSelector:
         if not len(there.mains) or not there.remotes:
             return None
         if self.asked.whole:
-            found = self._all(there, self.asked.total, turn)
+            found = self._all(there, self.asked.total, tie_break)
             if found is not None:
                 return found
         if not self.asked.partial:
             return None
         if self.asked.layers is not None:
-            return self._all(there, self.asked.layers, turn)
-        return self._most(there, turn)
+            return self._all(there, self.asked.layers, tie_break)
+        return self._most(there, tie_break)
 
     # -- so many layers --------------------------------------------------------------------------------------
 
-    def _all(self, there: Offered, level: int, turn: int) -> Layout | None:
+    def _all(self, there: Offered, level: int, tie_break: int) -> Layout | None:
         """The first main worker with which so many layers fit."""
         if there.bound < self.planner.needed(level):
             return None
         tried = 0
-        for main in self.offers.different(there, turn):
+        for main in self.offers.different(there, tie_break):
             others = [c for c in there.remotes if c.w != main.w]
             if main.ram < self.planner.left(level) or not self._could(main, others, level):
                 continue
@@ -154,11 +152,11 @@ class RpcSelector:
 
     # -- as many layers as can be ----------------------------------------------------------------------------
 
-    def _most(self, there: Offered, turn: int) -> Layout | None:
+    def _most(self, there: Offered, tie_break: int) -> Layout | None:
         """The layout with the most layers: those are worked out first that hold most by what layers add."""
         likely: list[tuple[int, int, Main, list[OfferedGpu]]] = []
         top = 0
-        for n, main in enumerate(self.offers.different(there, turn)):
+        for n, main in enumerate(self.offers.different(there, tie_break)):
             others = [c for c in there.remotes if c.w != main.w][: MOST_DEVICES - len(main.cards)]
             most = self.planner.bound([*main.rooms, *(c.room for c in others)])
             if not others or most < top or main.ram < self.planner.left(most):
@@ -190,9 +188,6 @@ class RpcSelector:
         if not own or not far or not holds_ram(main, choosing.plan, len(own)):
             return None
         return Layout(main, far, own, choosing.plan)
-
-    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        return diagnostics.many_workers(self, rows) if len(rows) else [], Cure.CAPACITY
 
 
 def _asked(devices: Sequence[OfferedGpu], main: Main) -> tuple[list[Room], list[int]]:

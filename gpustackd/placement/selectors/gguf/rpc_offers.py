@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.placement.context.cards import Cards, cards
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.rules.gguf import MOST_DEVICES
 from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
-from gpustackd.placement.selectors.gguf.rules import MOST_DEVICES
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +59,18 @@ class Offered:
 class Offers:
     """Looks at the cards of all workers; nothing is kept."""
 
-    def __init__(self, search: PlacementContext, planner: LayerSplitter) -> None:
-        self.search = search
+    def __init__(self, context: PlacementContext, planner: LayerSplitter) -> None:
+        self.context = context
         self.planner = planner
 
     @property
     def remote_ram(self) -> int:
-        return self.search.policy.rpc_ram
+        return self.context.policy.rpc_ram
 
     def offered(self, rows: Ints) -> Offered:
         """Look at the cards of all workers."""
-        fleet = self.search.fleet
-        found = cards(fleet, rows, self.search.rules)
+        fleet = self.context.fleet
+        found = cards(fleet, rows, self.context.rules)
         per_worker = np.maximum(np.count_nonzero(found.usable, axis=1), 1)
         least = self.least_room()
         pooled = np.where(found.unified, (found.ram - per_worker * self.remote_ram) // per_worker, 2**62)
@@ -107,7 +104,7 @@ class Offers:
         """What a device must have to hold one layer."""
         return self.planner.least_rest + self.planner.layers.least
 
-    def mains(self, there: Offered, turn: int) -> Iterator[Main]:
+    def mains(self, there: Offered, tie_break: int) -> Iterator[Main]:
         """Workers as main ones, those that offer most first; those that serve alike take turns, so that
         instances do not all run for the same one."""
         found = there.cards
@@ -118,15 +115,15 @@ class Offers:
             end = at + 1
             while end < len(rows) and _alike(found, own, first, rows[end]):
                 end += 1
-            shift = turn % (end - at)
+            shift = tie_break % (end - at)
             for r in [*rows[at + shift : end].tolist(), *rows[at : at + shift].tolist()]:
                 yield self._main(there, r)
             at = end
 
-    def different(self, there: Offered, turn: int) -> Iterator[Main]:
+    def different(self, there: Offered, tie_break: int) -> Iterator[Main]:
         """The first of the workers that serve alike: where it does not, the others do not either."""
         seen: set[object] = set()
-        for main in self.mains(there, turn):
+        for main in self.mains(there, tie_break):
             kind = (main.ram, main.unified, *main.rooms)
             if kind not in seen:
                 seen.add(kind)
@@ -138,7 +135,7 @@ class Offers:
         w, unified = int(found.w[r]), bool(found.unified[r])
         by_type: dict[int, list[OfferedGpu]] = {}
         for s in np.flatnonzero(there.own[r]).tolist():
-            card = _card(self.search.fleet, w, s, int(found.free[r, s]), unified)
+            card = _card(self.context.fleet, w, s, int(found.free[r, s]), unified)
             by_type.setdefault(card.code, []).append(card)
         mine = max(by_type.values(), key=lambda some: sum(c.room for c in some))
         if len(mine) >= MOST_DEVICES:

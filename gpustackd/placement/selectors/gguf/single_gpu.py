@@ -8,34 +8,27 @@ of visible devices.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
-from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.cards import Cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
-from gpustackd.placement.scoring.ranker import EPSILON, Floats
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.rules.gguf import GgufRules
+from gpustackd.placement.scoring.ranker import EPSILON, Floats, Ranker
 from gpustackd.placement.scoring.soft_scores import Part
-from gpustackd.placement.selectors.generic.single_worker import SingleWorkerSelector
-from gpustackd.placement.selectors.gguf import diagnostics
+from gpustackd.placement.selectors.base.fleet_selector import SingleWorkerSelector
 from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
-from gpustackd.placement.selectors.gguf.rules import GgufRules
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
 
 
 class LayeredSelector(SingleWorkerSelector):
     """What the steps share: the offer of a worker is kept as a seat."""
 
-    code: ClassVar[str] = ""
-
-    def __init__(self, search: PlacementContext, planner: LayerSplitter) -> None:
-        super().__init__(search)
-        asked = search.rules.gguf
+    def __init__(self, context: PlacementContext, ranker: Ranker, planner: LayerSplitter) -> None:
+        super().__init__(context, ranker)
+        asked = context.rules.gguf
         if asked is None:
             raise BadRow("source", "is no GGUF model")
         self.asked: GgufRules = asked
@@ -48,12 +41,9 @@ class LayeredSelector(SingleWorkerSelector):
         super().allocate(size)
         self.offers.clear()
 
-    def hopeless(self) -> bool:
-        return False
-
-    def choose(self, turn: int) -> Candidate | None:
+    def select(self, tie_break: int) -> Candidate | None:
         self.planner.begin()
-        found = super().choose(turn)
+        found = super().select(tie_break)
         self.cut = self.planner.exhausted
         if self.cut:  # what was not looked at is, next time; what was is known
             self.tick = -1
@@ -77,7 +67,7 @@ class LayeredSelector(SingleWorkerSelector):
             claim[r, slots] = seat.claims
             taken[r, slots] = True
             ram[r] = seat.ram or 0
-        view = self.search.seats(found, claim, claim)
+        view = self.ranker.view(found, claim, claim)
         view.ram_claim = ram
         value = self.scorer.taken(view, taken)
         at = found.w[rows]
@@ -86,28 +76,25 @@ class LayeredSelector(SingleWorkerSelector):
         self.booked[at] = claim[rows].sum(axis=1)
         self.offers.update(zip(at.tolist(), offers.values(), strict=True))
 
-    def seat(self, w: int, turn: int) -> GpuAllocation:
+    def seat(self, w: int, tie_break: int) -> GpuAllocation:
         return self.offers[w]
-
-    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        return diagnostics.LACKING[self.code](self, rows) if len(rows) else [], Cure.CAPACITY
 
 
 class GgufSingleGpuSelector(LayeredSelector):
     """One GPU that holds every layer."""
 
-    step = code = "one_gpu"
+    kind = "one_gpu"
 
-    def hopeless(self) -> bool:
+    def is_hopeless(self) -> bool:
         share = self.planner.alone(self.asked.total).devices[0]
         return min(share.vram, share.unified) > self.fleet.largest[0]
 
     def look(self, rows: Ints) -> None:
-        found = self.search.cards(rows)
+        found = self.context.cards(rows)
         fits, claim, ram = self.fitting(found)
         if not fits.any():
             return
-        view = self.search.seats(found, claim, claim)
+        view = self.ranker.view(found, claim, claim)
         view.ram_claim = ram[:, None]
         values = self.scorer.cards(view)
         np.copyto(values, -np.inf, where=~fits)
@@ -125,14 +112,14 @@ class GgufSingleGpuSelector(LayeredSelector):
         fits = found.usable & (claim[:, None] <= found.free) & held[:, None]
         return fits, np.broadcast_to(claim[:, None], fits.shape), ram
 
-    def seat(self, w: int, turn: int) -> GpuAllocation:
-        found = self.search.cards(np.array([w]))
+    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+        found = self.context.cards(np.array([w]))
         fits, claim, ram = self.fitting(found)
-        view = self.search.seats(found, claim, claim)
+        view = self.ranker.view(found, claim, claim)
         view.ram_claim = ram[:, None]
         values = np.where(fits, self.scorer.cards(view), -np.inf)[0]
         good = np.flatnonzero(values >= values.max() - EPSILON).tolist()
-        return self._seat(w, good[turn % len(good)], int(claim[0, 0]), int(ram[0]))
+        return self._seat(w, good[tie_break % len(good)], int(claim[0, 0]), int(ram[0]))
 
     def _seat(self, w: int, slot: int, claim: int, ram: int) -> GpuAllocation:
         return GpuAllocation(
@@ -143,7 +130,7 @@ class GgufSingleGpuSelector(LayeredSelector):
 class GgufCpuSelector(LayeredSelector):
     """No GPU: a worker with RAM for everything, of equal ones one that has no GPUs."""
 
-    step = code = "cpu"
+    kind = "cpu"
 
     def look(self, rows: Ints) -> None:
         self.fleet.renew()
@@ -161,7 +148,7 @@ class GgufCpuSelector(LayeredSelector):
         return need
 
     def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Part]]:
-        return self.search.rank(idx, self.value[idx], bare=True, ram_claim=self.planner.alone(0).ram)
+        return self.ranker.rank(idx, self.value[idx], bare=True, ram_claim=self.planner.alone(0).ram)
 
-    def seat(self, w: int, turn: int) -> GpuAllocation:
+    def seat(self, w: int, tie_break: int) -> GpuAllocation:
         return GpuAllocation(w, ram=int(self.need(np.array([w]))[0]), offload=Offload(0, self.asked.total))

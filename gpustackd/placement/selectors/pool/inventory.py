@@ -6,13 +6,19 @@ Without a report nothing is held against a node: the ledger alone decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
-from gpustackd.domain.pools import DeviceGroup, InstanceType, Inventory
-from gpustackd.placement.selectors.pool.rules import PoolRequest, belongs
+from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.domain.outcome import Reason
+from gpustackd.domain.pools import DeviceGroup, InstanceType, Inventory, Pools
+from gpustackd.placement.diagnostics.wording import some
+from gpustackd.placement.rules.pool import PoolRequest, belongs
+
+SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +66,37 @@ class Report:
             return np.arange(0 if old is new else fleet.count)
         names = [n for n in old.keys() | new.keys() if n in fleet.by_name and old.get(n) != new.get(n)]
         return np.array(sorted(fleet.by_name[n] for n in names), np.int64)
+
+
+def problem(
+    ask: PoolRequest, found: InstanceType | None, size: int, pools: Pools, spec: ModelSpec
+) -> Reason | None:
+    """What is wrong with the pool itself, whatever the workers."""
+    name = ask.type[:80]
+    if found is None:
+        others = pools.names_in(spec.cluster_id)
+        if not others:
+            text = f"instance type {name!r} is not known: the model's cluster has no instance types at all"
+            return pool_reason("no_types", text, type=name, cluster_id=spec.cluster_id)
+        text = f"the model's cluster has no instance type {name!r}; it has {some(others, SHOWN)}"
+        return pool_reason("unknown_type", text, type=name, cluster_id=spec.cluster_id, known=others[:SHOWN])
+    if not found.described:
+        return pool_reason("no_detail", f"instance type {name!r} has no detail yet", type=name)
+    label = found.label[:80]
+    if not found.manufacturer or not found.product:
+        text = f"instance type {name!r} is no kind of accelerator: it names no manufacturer and product"
+        return pool_reason("no_accelerator", text, type=name, label=label)
+    if not found.memory and not ask.profile:
+        return pool_reason("no_memory", f"{label} reports no card memory yet", type=name, label=label)
+    if ask.profile and not size:
+        offered = sorted(n for n, memory in found.profiles.items() if memory)
+        text = f"{label} offers no partition {ask.profile[:60]!r}"
+        text += f"; it offers {some(offered, SHOWN)}" if offered else "; it offers none"
+        return pool_reason("unknown_profile", text, type=name, label=label, profile=ask.profile[:60],
+                     offered=offered[:SHOWN])  # fmt: skip
+    return None
+
+
+def pool_reason(code: str, text: str, **params: Any) -> Reason:
+    """A reason about a pool of cards."""
+    return Reason(f"pool.{code}", "pool", text, params)

@@ -8,26 +8,21 @@ part of a card, or all the whole cards.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpustackd.domain.fleet.columns import UNKNOWN, Bools, Ints
-from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.domain.outcome import Reason
 from gpustackd.domain.pools import InstanceType, Pools
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.cards import Cards, cards, ram_holds
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
-from gpustackd.placement.scoring.ranker import EPSILON
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.rules.pool import PoolRequest, belongs
+from gpustackd.placement.scoring.ranker import EPSILON, Ranker
 from gpustackd.placement.scoring.tie_break import block
-from gpustackd.placement.selectors.generic.single_worker import SingleWorkerSelector
-from gpustackd.placement.selectors.pool import diagnostics
-from gpustackd.placement.selectors.pool.inventory import Report
-from gpustackd.placement.selectors.pool.rules import PoolRequest, belongs
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
-
+from gpustackd.placement.selectors.base.fleet_selector import SingleWorkerSelector
+from gpustackd.placement.selectors.pool.inventory import Report, problem
 
 FURTHER = 4096
 """Numbers of parts that are tried beyond the fewest: no fleet has as many workers to give one each."""
@@ -46,11 +41,11 @@ class Pool:
 class PoolSelector(SingleWorkerSelector):
     """One part of a card of a worker, or whole cards of it; over several workers one part of each."""
 
-    step = "pool"
+    kind = "pool"
 
-    def __init__(self, search: PlacementContext) -> None:
-        super().__init__(search)
-        ask = search.rules.pool
+    def __init__(self, context: PlacementContext, ranker: Ranker) -> None:
+        super().__init__(context, ranker)
+        ask = context.rules.pool
         if ask is None:
             raise BadRow("gpu_type_selector", "is not set")
         self.ask: PoolRequest = ask
@@ -69,7 +64,7 @@ class PoolSelector(SingleWorkerSelector):
     def refresh(self) -> None:
         """A pool changes seldom: then everything is looked at anew. What a cluster reports of its nodes
         changes often: then only those nodes are."""
-        before, pools = self.pools, self.search.policy.pools
+        before, pools = self.pools, self.context.policy.pools
         if pools is before:
             super().refresh()
             return
@@ -85,19 +80,16 @@ class PoolSelector(SingleWorkerSelector):
         super().refresh()
         rows = self.report.changed(since, self.fleet)
         if len(rows):
-            self.compute(rows, rows[self.search.bits[rows] == 0])
+            self.compute(rows, rows[self.context.bits[rows] == 0])
 
     def _reported(self, pool: Pool, pools: Pools) -> Report:
-        return Report(self.ask, pool.type, pools.nodes(self.search.demand.spec.cluster_id))
-
-    def hopeless(self) -> bool:
-        return False
+        return Report(self.ask, pool.type, pools.nodes(self.context.demand.spec.cluster_id))
 
     def _look_up(self, pools: Pools) -> Pool:
-        found = pools.named(self.ask.type, self.search.demand.spec.cluster_id)
+        found = pools.named(self.ask.type, self.context.demand.spec.cluster_id)
         size = self.ask.size(found) if found else 0
-        problem = diagnostics.problem(self.ask, found, size, pools, self.search.demand.spec)
-        return Pool(found, size, problem)
+        trouble = problem(self.ask, found, size, pools, self.context.demand.spec)
+        return Pool(found, size, trouble)
 
     # -- what a worker offers ----------------------------------------------------------------------------
 
@@ -115,7 +107,7 @@ class PoolSelector(SingleWorkerSelector):
             ok &= ram_holds(found, self.rules, booked, found.ram, found.unified)
             if not ok.any():
                 continue
-            view = self.search.seats(found, claim, booked[:, None])
+            view = self.ranker.view(found, claim, booked[:, None])
             if self.ask.whole:
                 value = self.scorer.taken(view, taken)
             else:
@@ -191,56 +183,48 @@ class PoolSelector(SingleWorkerSelector):
 
     # -- choosing ----------------------------------------------------------------------------------------
 
-    def choose(self, turn: int) -> Candidate | None:
+    def select(self, tie_break: int) -> Candidate | None:
         self.refresh()
         parts = self.parts
         if parts is None or self.pool.problem is not None:
             return None
         if parts == 1:
-            return super().choose(turn)
+            return super().select(tie_break)
         members = self.offering
         if not self.rules.distributed or len(members) < parts:
             return None
-        scores, points = self.search.rank(members, self.value[members])
-        chosen = self.search.hosts(members, scores, parts, turn)
+        scores, points = self.ranker.rank(members, self.value[members])
+        chosen = self.ranker.hosts(members, scores, parts, tie_break)
         seats = tuple(
-            self.seat(w, turn, self.all_of(w) if n else None) for n, w in enumerate(members[chosen].tolist())
+            self.seat(w, tie_break, self.all_of(w) if n else None)
+            for n, w in enumerate(members[chosen].tolist())
         )
-        choice = self.search.pick([Candidate(seats, self.step)], turn)
-        also = self.search.others(members, scores, points, chosen, parts)
+        choice = self.ranker.pick([Candidate(seats, self.kind)], tie_break)
+        also = self.ranker.others(members, scores, points, chosen, parts)
         return replace(choice, also=(*choice.also, *also))
 
     def all_of(self, w: int) -> int:
         """GPUs of a worker, of whatever kind."""
         return int(np.count_nonzero(self.fleet.gpu_id[w]))
 
-    def seat(self, w: int, turn: int, of: int | None = None) -> GpuAllocation:
+    def seat(self, w: int, tie_break: int, of: int | None = None) -> GpuAllocation:
         rows = np.array([w])
         found = cards(self.fleet, rows, self.rules)
         claim = self.claim(rows)
         mine = self.eligible(found, rows) & (found.type == self.code[w])
         booked, taken = self._take(claim, mine)
         if self.ask.whole:
-            slots = self._whole(claim[0], mine[0], taken[0], turn)
+            slots = self._whole(claim[0], mine[0], taken[0], tie_break)
         else:
-            values = self.scorer.cards(self.search.seats(found, claim, booked[:, None]))[0]
+            values = self.scorer.cards(self.ranker.view(found, claim, booked[:, None]))[0]
             best = np.where(mine[0], values, -np.inf)
             good = np.flatnonzero(best >= best.max() - EPSILON).tolist()
-            slots = [good[turn % len(good)]]
+            slots = [good[tie_break % len(good)]]
         return GpuAllocation(w, tuple(slots), tuple(int(claim[0, s]) for s in slots), of)
 
-    def _whole(self, claim: Ints, mine: Bools, taken: Bools, turn: int) -> list[int]:
+    def _whole(self, claim: Ints, mine: Bools, taken: Bools, tie_break: int) -> list[int]:
         """The cards taken; of cards of one size whole blocks take turns."""
         least = int(claim[taken].min())
         same = np.flatnonzero(mine & (claim == least)).tolist()
         others = np.flatnonzero(taken & (claim != least)).tolist()
-        return sorted(others + block(same, self.ask.cards - len(others), turn))
-
-    def lacking(self, rows: Ints) -> tuple[list[Reason], Cure]:
-        self.refresh()
-        return diagnostics.lacking(self, rows)
-
-
-def pool_ladder(search: PlacementContext) -> tuple[PoolSelector, ...]:
-    """The only step for a demand on a pool."""
-    return (PoolSelector(search),)
+        return sorted(others + block(same, self.ask.cards - len(others), tie_break))

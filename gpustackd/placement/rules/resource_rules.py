@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -13,13 +13,13 @@ from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.divisibility import Divisors
-from gpustackd.engines.flags import COLUMN, BackendParameters
-from gpustackd.engines.vllm_topology import ParallelSizes
+from gpustackd.engines.parallelism import WorldSize
+from gpustackd.engines.vllm import ParallelSizes
 from gpustackd.errors import BadRow
 
 if TYPE_CHECKING:
-    from gpustackd.placement.selectors.gguf.rules import GgufRules
-    from gpustackd.placement.selectors.pool.rules import PoolRequest
+    from gpustackd.placement.rules.gguf import GgufRules
+    from gpustackd.placement.rules.pool import PoolRequest
 
 NO_DIVISORS = Divisors()
 
@@ -122,33 +122,6 @@ def divisors(demand: Demand, vision: bool) -> Divisors:
     return Divisors(
         hyper.num_attention_heads or 0, (hyper.vision_heads or 0) if vision else 0, hyper.vocab_size or 0
     )
-
-
-@dataclass(frozen=True, slots=True)
-class WorldSize:
-    """Parallel sizes that flags give: their product, and which flags they are."""
-
-    size: int
-    labels: tuple[str, ...]
-
-
-def world(parameters: BackendParameters, flags: Sequence[tuple[str, Sequence[str]]]) -> WorldSize | None:
-    """Product of the sizes given; None where no flag is given. Raises BadRow for a size <= 0."""
-    size, labels = 1, []
-    for label, names in flags:
-        value = positive(parameters, names)
-        if value is not None:
-            size *= value
-            labels.append(label)
-    return WorldSize(size, tuple(labels)) if labels else None
-
-
-def positive(parameters: BackendParameters, names: Sequence[str]) -> int | None:
-    """A size given by a flag. Raises BadRow naming flag and value where it is not positive."""
-    value = parameters.integer(*names)
-    if value is not None and value <= 0:
-        raise BadRow(COLUMN, f"--{names[0]} is {value}, it must be positive")
-    return value
 
 
 def gpu_count(spec: ModelSpec, found: WorldSize | None) -> tuple[int, bool]:

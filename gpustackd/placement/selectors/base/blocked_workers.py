@@ -3,9 +3,9 @@ cards, or a part of another distributed instance of the same engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,31 +14,30 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
 from gpustackd.placement.context.cards import Cards, alone, ram_holds
 from gpustackd.placement.context.distributed_limit import mask, occupant
-from gpustackd.placement.context.resource_rules import ResourceRules
-from gpustackd.placement.diagnostics.wording import gib, some
-from gpustackd.placement.filters.cluster import workers
-from gpustackd.placement.selectors.generic.gpu_sets import several
-
-if TYPE_CHECKING:
-    from gpustackd.placement.context.search import PlacementContext
+from gpustackd.placement.context.placement_context import PlacementContext
+from gpustackd.placement.diagnostics.wording import gib, some, workers
+from gpustackd.placement.rules.resource_rules import ResourceRules
+from gpustackd.placement.selectors.base.gpu_sets import several
 
 SHOWN = 3
 
 
-def lean(search: PlacementContext, rows: Ints, found: Cards) -> tuple[Bools, Reason | None]:
+def lean(
+    context: PlacementContext, kinds: Collection[str], rows: Ints, found: Cards
+) -> tuple[Bools, Reason | None]:
     """(R,) workers whose cards hold the model by themselves, but not with the RAM that then is needed: a
     ratio of what is booked, or all of it from one pool. And the nearest of them, in words."""
-    rules = search.rules
+    rules = context.rules
     nobody: Bools = np.zeros(len(rows), np.bool_)
     if not rules.ram_ratio and not found.unified.any():
         return nobody, None
-    booked = _booked(search, found)
+    booked = _booked(context, kinds, found)
     short: Bools = (booked >= 0) & ~ram_holds(found, rules, booked, found.ram, found.unified)
     if not short.any():
         return nobody, None
     need = np.array([_need(rules, int(b), bool(u)) for b, u in zip(booked, found.unified, strict=True)])
     at = int(np.argmin(np.where(short, need - found.ram, np.iinfo(np.int64).max)))
-    count, name = int(np.count_nonzero(short)), search.fleet.row(int(rows[at])).name
+    count, name = int(np.count_nonzero(short)), context.fleet.row(int(rows[at])).name
     text = (
         f"{workers(count)} {'has' if count == 1 else 'have'} the GPU memory, but too little RAM with it; the "
         f"nearest is {_words(rules, name, int(found.ram[at]), int(booked[at]), bool(found.unified[at]))}"
@@ -46,17 +45,16 @@ def lean(search: PlacementContext, rows: Ints, found: Cards) -> tuple[Bools, Rea
     return short, _ram(text, name, int(found.ram[at]), int(need[at]), int(booked[at]), workers=count)
 
 
-def _booked(search: PlacementContext, found: Cards) -> Ints:
+def _booked(context: PlacementContext, kinds: Collection[str], found: Cards) -> Ints:
     """(R,) least VRAM that a placement on that worker books where RAM is no matter; -1 = none is possible."""
-    rules = replace(search.rules, ram=0, ram_static=None, ram_ratio=None)
-    steps = {t.step for t in search.ladder}
+    rules = replace(context.rules, ram=0, ram_static=None, ram_ratio=None)
     most = np.iinfo(np.int64).max
     booked: Ints = np.full(len(found.w), -1, np.int64)
-    if "one_gpu" in steps:
+    if "one_gpu" in kinds:
         fits, claim = alone(found, rules)
         any_ = fits.any(axis=1)
         booked[any_] = np.where(fits, claim, most).min(axis=1)[any_]
-    if "one_worker" in steps:
+    if "one_worker" in kinds:
         for code in np.unique(found.type[found.usable]).tolist():
             offer = several(found, rules, code)
             new = (offer.count > 0) & (booked < 0)
@@ -64,9 +62,9 @@ def _booked(search: PlacementContext, found: Cards) -> Ints:
     return booked
 
 
-def kept_out(search: PlacementContext, rows: Ints) -> tuple[str, dict[str, Any]]:
+def kept_out(context: PlacementContext, rows: Ints) -> tuple[str, dict[str, Any]]:
     """Workers that may not take part in another distributed instance, for the end of a line; and as data."""
-    fleet, engine = search.fleet, search.rules.engine
+    fleet, engine = context.fleet, context.rules.engine
     taken = rows[~mask(fleet, rows, engine)].tolist()
     if not taken:
         return "", {}

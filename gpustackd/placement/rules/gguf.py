@@ -11,7 +11,7 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.gguf_levels import LevelSizes
 from gpustackd.engines.flags import COLUMN, BackendParameters, parse_flags
 from gpustackd.errors import BadRow
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 
 LAYERS = ("gpu-layers", "n-gpu-layers", "ngl")
 SPLIT = ("tensor-split", "ts")

@@ -1,5 +1,6 @@
-"""The part of a card that SGLang reserves for weights and cache, worked out as the engine does it from the
-smallest card (selectors spec section 10.2). Sizes here are MiB.
+"""SGLang: parallel sizes, and the part of a card that it reserves for weights and cache.
+
+The part is worked out as the engine does it, from the smallest card. Sizes in it are MiB.
 """
 
 from __future__ import annotations
@@ -8,9 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpustackd.engines.flags import BackendParameters
-from gpustackd.placement.context.resource_rules import positive
-from gpustackd.placement.selectors.generic.sglang_rules import DP, PP, TP
+from gpustackd.engines.flags import COLUMN, BackendParameters
+from gpustackd.engines.parallelism import WorldSize, positive, world
+from gpustackd.errors import BadRow
+
+TP = ("tp-size", "tensor-parallel-size", "tp")
+PP = ("pp-size", "pipeline-parallel-size", "pp")
+DP = ("dp-size", "data-parallel-size", "dp")
+FRACTION = "mem-fraction-static"
 
 MIB = 1024**2
 UNKNOWN_CARD = 0.88
@@ -25,6 +31,23 @@ _TABLE = (
     (163_840, False, 8192, 256, 512),
     (float("inf"), False, 16_384, 512, 512),
 )
+
+
+def world_size(parameters: BackendParameters) -> WorldSize | None:
+    """Product of tp, pp and dp as given; with DP attention the data-parallel ranks share the GPUs."""
+    sizes = [("tp", TP), ("pp", PP)]
+    positive(parameters, DP)
+    if not parameters.flag("enable-dp-attention"):
+        sizes.append(("dp", DP))
+    return world(parameters, sizes)
+
+
+def fraction(parameters: BackendParameters) -> float | None:
+    """The fraction that the flag gives; None where it gives none. Raises BadRow outside of (0, 1)."""
+    given = parameters.number(FRACTION)
+    if given is not None and not 0 < given < 1:
+        raise BadRow(COLUMN, f"--{FRACTION} is {given:g}, it must lie between 0 and 1")
+    return given
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gpustackd.domain.fleet.columns import UNKNOWN
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.placement.context.gpu_allocation import GpuAllocation
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.scoring.tie_break import block
 
 
@@ -123,7 +123,7 @@ def _satisfied(rules: ResourceRules, free: int, total: int, u: float, claim: int
 
 
 def candidates(
-    cards: Sequence[PickedGpu], rules: ResourceRules, fleet: Fleet, busy: Sequence[int], turn: int
+    cards: Sequence[PickedGpu], rules: ResourceRules, fleet: Fleet, busy: Sequence[int], tie_break: int
 ) -> list[PickedGpus]:
     """Every way to use these cards, in the order of the spec. `busy` are positions of workers that may not
     take part in a placement over several workers."""
@@ -136,7 +136,7 @@ def candidates(
             if count == 1:
                 found.extend(_candidate([[c]], rules, cards) for c in mine)
             elif len(mine) >= count:
-                found.append(_candidate([_pick(mine, count, rules, turn)], rules, cards))
+                found.append(_candidate([_pick(mine, count, rules, tie_break)], rules, cards))
     if count > 1 and not found and rules.spans:
         for workers in by_type.values():
             parts = _over_workers(workers, count, rules, busy)
@@ -156,14 +156,14 @@ def _by_worker(cards: Sequence[PickedGpu]) -> list[list[PickedGpu]]:
     return sorted(workers.values(), key=lambda mine: -len(mine))
 
 
-def _pick(mine: Sequence[PickedGpu], count: int, rules: ResourceRules, turn: int) -> list[PickedGpu]:
+def _pick(mine: Sequence[PickedGpu], count: int, rules: ResourceRules, tie_break: int) -> list[PickedGpu]:
     good = [c for c in mine if c.satisfied]
     if len(good) < count:
         return [*good, *(c for c in mine if not c.satisfied)][:count]
     last = good[count - 1]
     same = [n for n, c in enumerate(good) if (c.free, c.claim) == (last.free, last.claim)]
     first = [n for n in range(count) if n not in same]
-    chosen = first + block(same, count - len(first), turn)
+    chosen = first + block(same, count - len(first), tie_break)
     return sorted((good[n] for n in chosen), key=lambda c: c.index)
 
 

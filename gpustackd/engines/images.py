@@ -1,6 +1,6 @@
 """The catalogue of engine images: which exist for which runtime, level, chip, architecture and version.
 
-The packaged rows are `runner-catalogue.json`. `choose` is how a worker picks its image (filters spec 3.7);
+The packaged rows are `images.json`. `choose` is how a worker picks its image (filters spec 3.7);
 the filter asks the same question beforehand, so that the two agree.
 """
 
@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from gpustackd.domain.backends import architecture
-from gpustackd.placement.filters.versions import major, order
+from gpustackd.engines.versions import major, order
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class EngineImages:
 @cache
 def packaged() -> EngineImages:
     """The catalogue that comes with this package, read once."""
-    raw = json.loads((files("gpustackd.placement") / "runner-catalogue.json").read_text("utf-8"))
+    raw = json.loads((files("gpustackd.engines") / "images.json").read_text("utf-8"))
     return EngineImages(runners_of(raw["columns"], raw["rows"]))
 
 

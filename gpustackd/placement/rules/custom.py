@@ -7,12 +7,12 @@ import shlex
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.engines.flags import parse_flags
 from gpustackd.errors import BadRow
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules, gpu_count
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules, gpu_count
 
 FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
 
 
-def rules(demand: Demand) -> ResourceRules:
+def custom_rules(demand: Demand) -> ResourceRules:
     """Rules of user-defined backends, VoxBox and omni models; of the router role, which takes no GPU.
 
     Raises BadRow where flags or hand-picked GPUs cannot be used.

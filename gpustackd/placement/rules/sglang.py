@@ -7,25 +7,15 @@ from __future__ import annotations
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.engines.flags import COLUMN, BackendParameters, parse_flags
+from gpustackd.engines.parallelism import positive
+from gpustackd.engines.sglang import DP, FRACTION, PP, TP, fraction, world_size
 from gpustackd.errors import BadRow
-from gpustackd.placement.context.resource_rules import (
-    ClaimPolicy,
-    ResourceRules,
-    WorldSize,
-    divisors,
-    gpu_count,
-    positive,
-    world,
-)
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules, divisors, gpu_count
 
-TP = ("tp-size", "tensor-parallel-size", "tp")
-PP = ("pp-size", "pipeline-parallel-size", "pp")
-DP = ("dp-size", "data-parallel-size", "dp")
-FRACTION = "mem-fraction-static"
 IMAGE = "image"
 
 
-def rules(demand: Demand) -> ResourceRules:
+def sglang_rules(demand: Demand) -> ResourceRules:
     """Raises BadRow where a flag cannot be used or flags contradict each other; it names them."""
     spec, need = demand.spec, demand.need
     parameters = parse_flags(spec.backend_parameters)
@@ -55,23 +45,6 @@ def rules(demand: Demand) -> ResourceRules:
         mode="initialize_later",
         replicas=1 if spec.replicas is None else spec.replicas,
     )
-
-
-def world_size(parameters: BackendParameters) -> WorldSize | None:
-    """Product of tp, pp and dp as given; with DP attention the data-parallel ranks share the GPUs."""
-    sizes = [("tp", TP), ("pp", PP)]
-    positive(parameters, DP)
-    if not parameters.flag("enable-dp-attention"):
-        sizes.append(("dp", DP))
-    return world(parameters, sizes)
-
-
-def fraction(parameters: BackendParameters) -> float | None:
-    """The fraction that the flag gives; None where it gives none. Raises BadRow outside of (0, 1)."""
-    given = parameters.number(FRACTION)
-    if given is not None and not 0 < given < 1:
-        raise BadRow(COLUMN, f"--{FRACTION} is {given:g}, it must lie between 0 and 1")
-    return given
 
 
 def _check(parameters: BackendParameters, tp: int, demand: Demand) -> None:

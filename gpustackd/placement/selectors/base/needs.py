@@ -6,8 +6,8 @@ from typing import Any
 
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import Reason
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.diagnostics.wording import GIB, gib, gib_number
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 
 _MOST = 2.0**62
 

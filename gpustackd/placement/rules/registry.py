@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.errors import BadRow
-from gpustackd.placement.context.resource_rules import ResourceRules
-from gpustackd.placement.selectors.ascend.rules import mindie_rules
-from gpustackd.placement.selectors.generic import custom_rules, sglang_rules, vllm_rules
-from gpustackd.placement.selectors.gguf.rules import gguf_rules
-from gpustackd.placement.selectors.pool.rules import pool_rules
+from gpustackd.placement.rules.custom import custom_rules
+from gpustackd.placement.rules.gguf import gguf_rules
+from gpustackd.placement.rules.mindie import mindie_rules
+from gpustackd.placement.rules.pool import pool_rules
+from gpustackd.placement.rules.resource_rules import ResourceRules
+from gpustackd.placement.rules.sglang import sglang_rules
+from gpustackd.placement.rules.vllm import vllm_rules
 
 BY_ENGINE: Mapping[Engine, Callable[[Demand], ResourceRules]] = {
-    Engine.VLLM: vllm_rules.rules,
-    Engine.SGLANG: sglang_rules.rules,
-    Engine.CUSTOM: custom_rules.rules,
-    Engine.ROUTER: custom_rules.rules,
+    Engine.VLLM: vllm_rules,
+    Engine.SGLANG: sglang_rules,
+    Engine.CUSTOM: custom_rules,
+    Engine.ROUTER: custom_rules,
     Engine.GGUF: gguf_rules,
     Engine.MINDIE: mindie_rules,
     Engine.VGPU: pool_rules,

@@ -6,7 +6,7 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.mindie.flags import FRACTION, MindieServing, serving
 from gpustackd.engines.mindie.parallelism import Ranks, check_model, ranks
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules, divisors, gpu_count
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules, divisors, gpu_count
 
 NPU = "cann"
 LONGEST_BY_DEFAULT = 8192

@@ -12,9 +12,8 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.sglang_static_fraction import Fraction, Shape, static_fraction
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
-from gpustackd.placement.selectors.generic.sglang_rules import fraction
+from gpustackd.engines.sglang import Fraction, Shape, fraction, static_fraction
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 
 NPU_TYPES = ("cann",)
 

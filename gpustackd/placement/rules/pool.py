@@ -11,20 +11,15 @@ from typing import Any
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
+from gpustackd.engines import sglang, vllm
 from gpustackd.engines.divisibility import Divisors
 from gpustackd.engines.flags import COLUMN as COLUMN_OF_FLAGS
 from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.mindie.parallelism import check_model
+from gpustackd.engines.parallelism import WorldSize, positive
 from gpustackd.errors import BadRow
-from gpustackd.placement.context.resource_rules import (
-    ClaimPolicy,
-    ResourceRules,
-    WorldSize,
-    divisors,
-    positive,
-)
-from gpustackd.placement.selectors.ascend.rules import world_of as mindie_world_of
-from gpustackd.placement.selectors.generic import sglang_rules, vllm_rules
+from gpustackd.placement.rules.mindie import world_of as mindie_world_of
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules, divisors
 
 COLUMN = "gpu_type_selector"
 PROFILE = "accelerator_partitioned_profile"
@@ -163,9 +158,9 @@ def world_of(demand: Demand) -> WorldSize | None:
     spec = demand.spec
     backend = spec.effective_backend
     if backend == "vLLM":
-        return vllm_rules.world_size(parse_flags(spec.backend_parameters))
+        return vllm.world_size(parse_flags(spec.backend_parameters))
     if backend == "SGLang":
-        return sglang_rules.world_size(parse_flags(spec.backend_parameters))
+        return sglang.world_size(parse_flags(spec.backend_parameters))
     if backend == "MindIE":
         return mindie_world_of(demand).found
     return None
@@ -175,7 +170,7 @@ def _splits_vision(demand: Demand, backend: Engine) -> bool:
     """Whether the engine splits the vision part with the rest, by its own flags (selectors spec 6.1)."""
     parameters = parse_flags(demand.spec.backend_parameters)
     if backend is Engine.VLLM:
-        return vllm_rules.splits_vision(demand, parameters)
+        return vllm.splits_vision(demand, parameters)
     return backend is Engine.SGLANG and not parameters.flag("language-only")
 
 
@@ -184,7 +179,7 @@ def _check_tp(demand: Demand, backend: Engine, divides: Divisors) -> None:
     if backend is Engine.MINDIE:
         check_model(mindie_world_of(demand), demand.facts.hyper)
         return
-    flags = {Engine.VLLM: vllm_rules.TP, Engine.SGLANG: sglang_rules.TP}.get(backend)
+    flags = {Engine.VLLM: vllm.TP, Engine.SGLANG: sglang.TP}.get(backend)
     tp = positive(parse_flags(demand.spec.backend_parameters), flags) if flags else None
     complaint = divides.complaint(tp or 0)
     if flags and complaint is not None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.placement.context.cards import Cards, asks_ram, portions, ram_holds
-from gpustackd.placement.context.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.scoring.tie_break import block
 
 
@@ -149,6 +149,6 @@ def alike(found: Several, free: Ints) -> tuple[Bools, Bools]:
     return taken & ~same, same
 
 
-def chosen(forced: Sequence[int], same: Sequence[int], count: int, turn: int) -> list[int]:
+def chosen(forced: Sequence[int], same: Sequence[int], count: int, tie_break: int) -> list[int]:
     """Slots taken: all of `forced`, the rest in whole blocks of `same` that take turns."""
-    return sorted([*forced, *block(same, count - len(forced), turn)])
+    return sorted([*forced, *block(same, count - len(forced), tie_break)])

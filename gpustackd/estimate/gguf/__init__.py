@@ -1,1 +1,0 @@
-"""What llama.cpp allocates for a GGUF model, from its header and flags: weights, cache, compute buffers."""

@@ -1,0 +1,1 @@
+"""What a search must hold for one demand, by engine: flags and estimate as plain numbers."""
