@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
-from gpustackd.placement.filters.engine_images import Runner, runners_of
+from gpustackd.engines.images import Runner, runners_of
 
 
 def packaged_runners() -> list[Runner]:
     """Every image that comes with the package."""
-    raw = json.loads((files("gpustackd.placement") / "runner-catalogue.json").read_text("utf-8"))
+    raw = json.loads((files("gpustackd.engines") / "images.json").read_text("utf-8"))
     return runners_of(raw["columns"], raw["rows"])

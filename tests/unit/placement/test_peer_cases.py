@@ -6,8 +6,9 @@ import pytest
 
 from gpustackd.engines.divisibility import Divisors
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.parallelism import WorldSize, gpu_count
+from gpustackd.engines.parallelism import WorldSize
 from gpustackd.errors import BadRow
+from gpustackd.placement.rules.resource_rules import gpu_count
 from tests import peer_cases as peer
 
 COUNTS = peer.cases("gpu_count")
