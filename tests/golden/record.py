@@ -123,7 +123,7 @@ def _decide(scene: Scene) -> Iterator[Line]:
             yield name, _sized(wanted) | decided if scene.sized else decided, words
             if isinstance(outcome, NoFit):
                 break  # the next one of this demand is refused alike
-    for n in list(scene.fleet.assumed):
+    for n in list(scene.fleet.occupancy.assumed):
         scene.fleet.confirm(n)
     if held := _held(scene.fleet):
         yield f"{scene.name}/held", {"held": held}, {}

@@ -16,8 +16,8 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
+from gpustackd.placement.mix import DemandShape, Mix
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.scoring.fragmentation import Mix, Shape
 from tests import fleets, gguf_models
 from tests.fleets import GIB, demand, fleet, model
 from tests.gguf_sizes import Toy, layered
@@ -64,7 +64,7 @@ def _eventful(chance: Random, demands: Sequence[Demand], count: int) -> list[Ste
 
 def _commit(on: Fleet) -> None:
     """What was decided so far is booked."""
-    for n in list(on.assumed):
+    for n in list(on.occupancy.assumed):
         on.confirm(n)
 
 
@@ -73,11 +73,11 @@ def _leaves(chance: Random) -> Callable[[Fleet], None]:
 
     def leave(on: Fleet) -> None:
         _commit(on)
-        there = sorted(on.by_instance)
+        there = sorted(on.occupancy.by_instance)
         if not there:
             return
         n = there[int(at * len(there))]
-        for b in list(on.by_instance[n]):
+        for b in list(on.occupancy.by_instance[n]):
             place = None if b.gpu_id is None else on.slot[b.gpu_id]
             w = on.position[b.worker_id]
             if place is not None:
@@ -150,7 +150,7 @@ def _fleet(chance: Random, terms: Sequence[str] = FLEET_TERMS, most: int = 5) ->
 
 
 def _policy(chance: Random, **more: Any) -> Policy:
-    shapes = (Shape(1, 12 * GIB), Shape(4, 0, 0.9), Shape(2, 20 * GIB))
+    shapes = (DemandShape(1, 12 * GIB), DemandShape(4, 0, 0.9), DemandShape(2, 20 * GIB))
     if chance.random() < 0.3:
         more["mix"] = Mix(shapes, (0.5, 0.3, 0.2))
     prefer = [p for p in ("prefer_mean_over_gpus", "prefer_dominant_resource") if chance.random() < 0.15]

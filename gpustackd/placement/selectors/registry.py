@@ -28,7 +28,9 @@ def ladder(context: PlacementContext, ranker: Ranker) -> Ladder:
     """The selectors for one demand: the first that finds a place wins. Raises BadRow."""
     engine = context.rules.engine
     if engine is Engine.GGUF:
-        return gguf_ladder(context, ranker)
+        by_layers = gguf_ladder(context, ranker)
+        # flags may rule out every selector of layers; such a model is placed as one piece
+        return by_layers if by_layers.selectors else _generic_ladder(context, ranker)
     if context.demand.spec.gpu_ids:
         picked = ManualSelector(context, ranker)
         return Ladder("manual", (picked,), lambda _rows: manual_diagnostics.diagnose(picked))
