@@ -164,7 +164,7 @@ class Hub:
         assert self._socket is not None
         for event in self._held.values():
             event.set()
-        self._server.stop.set()
+        self._server.stop.set()  # type: ignore[attr-defined]
         await self._tasks.__aexit__(None, None, None)
         self._socket.close()
 

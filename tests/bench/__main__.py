@@ -1,4 +1,4 @@
-"""`make bench`: every row of DESIGN section 9, measured in one run and printed as one table.
+"""`make bench`: every figure with its bound, measured in one run and printed as one table.
 
 Nothing here asserts a time: absolute figures swing with the disk and with who else uses the machine. Ratios
 are taken turn about, and the table says what each is worth beside its bound.

@@ -20,6 +20,7 @@ from gpustackd.domain.model_spec import ModelSpec, Source, Strategy
 from gpustackd.domain.origin import DOWNLOADING, adapter_origins, draft_origin
 from gpustackd.domain.paths import PathKnowledge, Presence
 from gpustackd.placement.policy import Policy
+from gpustackd.placement.search_cache import SearchCache
 from tests.bench.bench_decide import BOUNDS, Desk, demands, figure, filled, measure, show
 
 PATH = "/models/all-of-them"
@@ -38,7 +39,7 @@ def rows(quick: bool = False) -> list[dict[str, Any]]:
     gc.collect()
     for strategy in Strategy:
         desk.policy = replace(policy, strategy=strategy)
-        desk.memo.clear()
+        desk.memo = SearchCache(256)
         for name, wanted in every.items():
             before = desk.refused
             times = measure(desk, wanted, count if strategy is Strategy.SPREAD else count // 4)

@@ -1,4 +1,4 @@
-"""How long one decision takes on a fleet of mixed workers with instances on it (DESIGN section 9).
+"""How long one decision takes on a fleet of mixed workers with instances on it.
 
 `rows()` returns the figures; `python -m tests.bench.bench_decide` prints them.
 """
@@ -115,7 +115,7 @@ def filled(workers: int) -> Desk:
     for i in range(INSTANCES_PER_WORKER * workers):
         desk.one(wanted[i % len(wanted)])
     desk.policy = Policy()
-    desk.memo.clear()
+    desk.memo = SearchCache(256)
     return desk
 
 

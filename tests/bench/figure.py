@@ -1,4 +1,4 @@
-"""One measured figure beside the bound that DESIGN section 9 sets for it, and all of them as one table."""
+"""One measured figure beside the bound that is set for it, and all of them as one table."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ NAMES = (
     "explain",
     "growth",
 )
-"""In the order of DESIGN section 9, as far as rows do not share a daemon."""
+"""In the order of the table in README.md, as far as rows do not share a daemon."""
 SHARING = ("latency", "rate", "parked")
 """Rows that one daemon serves."""
 

@@ -85,7 +85,7 @@ def test_labels_operators_and_preferences_decide_together() -> None:
     outcome = ask(on, demand(8, model(worker_selector=selector)))
     assert isinstance(outcome, Placed)
     assert outcome.placement.parts[0].worker_name == "w1"
-    del selector["terms"][2]
+    del selector["terms"][2]  # type: ignore[attr-defined]
     outcome = ask(on, demand(8, model(worker_selector=selector)))
     assert isinstance(outcome, Placed)
     assert outcome.placement.parts[0].worker_name == "w3"

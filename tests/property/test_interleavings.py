@@ -140,7 +140,7 @@ class Fleet:
         self.acts = [Actor(a) for a in acts]
 
     def able(self) -> list[int]:
-        everybody = [*self.replicas, *self.acts]
+        everybody: list[Any] = [*self.replicas, *self.acts]
         return [n for n, a in enumerate(everybody) if not a.done]
 
     def step(self, actor: int) -> None:

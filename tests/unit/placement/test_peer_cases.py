@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpustackd.domain.model_spec import model_spec
 from gpustackd.engines.divisibility import Divisors
 from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.parallelism import WorldSize
@@ -16,9 +17,7 @@ COUNTS = peer.cases("gpu_count")
 
 @pytest.mark.parametrize("case", COUNTS, ids=[c["id"] for c in COUNTS])
 def test_gpu_counts(case):
-    spec = peer.model_spec(
-        {"id": 1, "version": 1, "name": "m"} | {k: v for k, v in case["model"].items() if v}
-    )
+    spec = model_spec({"id": 1, "version": 1, "name": "m"} | {k: v for k, v in case["model"].items() if v})
     expect = case["expect"]
     if "skip_count_check" in expect:
         assert spec.skips_gpu_count_check is expect["skip_count_check"]
