@@ -27,7 +27,7 @@ demo: setup ## the main job on real input, against a PostgreSQL of its own
 	@$(BIN)/gpustackd demo
 
 test: setup ## the test suite, against a real PostgreSQL
-	@$(BIN)/pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 check: setup format lint types layers schema ## format, lint, types, layers, migrations in step with tables
 
