@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,55 +12,74 @@ import pytest
 from tests.acceptance.daemons import crew, gpustackd, within
 from tests.acceptance.machines import GIB, Site, W
 from tests.acceptance.record import Record, watching
+from tests.command_line import command_in_process
 from tests.gguf_models import GEMMA_27B, LLAMA_8B
-
-pytestmark = pytest.mark.anyio
 
 REPORTED = ("--ctx-size=128000", "--cache-type-k=q8_0", "--cache-type-v=f16", "--flash-attn=on")
 """62 layers of 16 KV heads x 128, five of six with a window of 1,024 tokens."""
 
 
-async def estimate(path: Path, *flags: str) -> dict[str, Any]:
-    """What `gpustackd estimate` says with all layers on one GPU."""
-    params = [f"--param={f}" for f in (*flags, "--gpu-layers=all")]
-    code, out, err = await gpustackd("", "estimate", str(path), *params, "-o", "json")
-    assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
-    return found
+def gib_of_cache(said: dict[str, Any]) -> float:
+    return float(said["parts"]["kv_cache"]) / GIB
 
 
-async def cache(path: Path, *flags: str) -> float:
-    """GiB of the KV cache."""
-    return float((await estimate(path, *flags))["parts"]["kv_cache"]) / GIB
+Estimate = Callable[..., dict[str, Any]]
 
 
-async def test_the_cache_follows_windows_types_slots_and_context(tmp_path: Path) -> None:
+@pytest.fixture
+def estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Estimate:
+    """What `gpustackd estimate` says of a file and flags, with all layers on one GPU."""
+    command = command_in_process(monkeypatch, capsys)
+
+    def run(path: Path, *flags: str) -> dict[str, Any]:
+        answer = command("estimate", str(path), *arguments(*flags))
+        assert answer.code == 0, answer.err
+        found: dict[str, Any] = json.loads(answer.out)
+        return found
+
+    return run
+
+
+def arguments(*flags: str) -> list[str]:
+    return [*[f"--param={f}" for f in (*flags, "--gpu-layers=all")], "-o", "json"]
+
+
+def test_the_cache_follows_windows_types_slots_and_context(tmp_path: Path, estimate: Estimate) -> None:
     path = GEMMA_27B.write(tmp_path / "gemma-27b-q4.gguf")
-    said = await estimate(path, *REPORTED)
-    reported = said["parts"]["kv_cache"] / GIB
+
+    def cache(*flags: str) -> float:
+        return gib_of_cache(estimate(path, *REPORTED, *flags))
+
+    said = estimate(path, *REPORTED)
+    reported = gib_of_cache(said)
     assert 23 * GIB < said["claim"]["vram"] < 48 * GIB
-    one_slot = await cache(path, *REPORTED, "-np=1")
+    one_slot = cache("-np=1")
     assert 7.5 < one_slot < 8.2
-    both_f16 = await cache(path, *REPORTED, "-np=1", "--cache-type-k=f16")
+    both_f16 = cache("-np=1", "--cache-type-k=f16")
     assert 10.0 < both_f16 < 10.6
     assert one_slot < reported, "four slots hold four windows in every layer that has one"
-    assert await cache(path, *REPORTED, "--ctx-size=64000") < reported
-    assert await cache(path, *REPORTED, "--swa-full") >= 46
-    assert 60 < await cache(path, *REPORTED, "--swa-full", "--cache-type-k=f16") < 61
+    assert cache("--ctx-size=64000") < reported
+    assert cache("--swa-full") >= 46
+    assert 60 < cache("--swa-full", "--cache-type-k=f16") < 61
 
 
-async def test_a_context_beyond_the_models_own_is_sized_as_the_engine_will_run_it(tmp_path: Path) -> None:
+def test_a_context_beyond_the_models_own_is_sized_as_the_engine_will_run_it(
+    tmp_path: Path, estimate: Estimate
+) -> None:
     path = LLAMA_8B.write(tmp_path / "llama-8b.gguf")
-    beyond = await estimate(path, "--ctx-size=262143")
-    assert beyond["parts"]["kv_cache"] == (await estimate(path, "--ctx-size=262144"))["parts"]["kv_cache"]
-    assert beyond["parts"]["kv_cache"] == 2 * (await estimate(path, "--ctx-size=131072"))["parts"]["kv_cache"]
+    beyond = gib_of_cache(estimate(path, "--ctx-size=262143"))
+    assert beyond == gib_of_cache(estimate(path, "--ctx-size=262144"))
+    assert beyond == 2 * gib_of_cache(estimate(path, "--ctx-size=131072"))
 
 
+@pytest.mark.anyio
 async def test_what_is_booked_is_what_was_sized_and_says_for_what(
     site: Site, record: Record, tmp_path: Path
 ) -> None:
     path = GEMMA_27B.write(tmp_path / "gemma-27b-q4.gguf")
-    said = await estimate(path, *REPORTED)
+    code, out, err = await gpustackd("", "estimate", str(path), *arguments(*REPORTED))
+    assert code == 0, err
+    said = json.loads(out)
     await site.fleet(W("w1", 64, "1x32"), W("w2", 64, "1x24"))
     here = {"source": "local_path", "local_path": str(path), "backend": "Custom"}
     fits = await site.model(name="windows", backend_parameters=list(REPORTED), **here)

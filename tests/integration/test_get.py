@@ -3,16 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import pytest
 
-from gpustackd.cli import failure
-from gpustackd.cli.program import main
 from gpustackd.store.postgres.inventory import connected
+from tests.command_line import Command, command_in_process
 
 FLEET = """
 kind: Cluster
@@ -48,34 +45,10 @@ model: m
 """
 
 
-@dataclass
-class Answer:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Answer]
-
-
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs the command line in this process, with nothing set."""
-    for name in ("GPUSTACKD_DATABASE_URL", "PGHOST", "PGDATABASE", "PGUSER", "PGPORT", "PGSERVICE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(failure, "_tracebacks", False)
-
-    def run(*arguments: str) -> Answer:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["gpustackd", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        return Answer(int(caught.value.code or 0), said.out, said.err)
-
-    return run
+    return command_in_process(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -2,17 +2,16 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from gpustackd.cli.estimate import Hub, spec_of
-from gpustackd.cli.program import main
 from gpustackd.demo.models.catalogue import model_documents
 from gpustackd.demo.models.sparse import ModelFiles, write_model
 from gpustackd.domain.model_spec import Source
 from gpustackd.errors import UsageError
+from tests.command_line import command_in_process
 
 EXAMPLES = {d["name"]: d for d in model_documents()}
 
@@ -20,11 +19,8 @@ EXAMPLES = {d["name"]: d for d in model_documents()}
 def estimate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["gpustackd", "estimate", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    said = capsys.readouterr()
-    return int(caught.value.code or 0), said.out, said.err
+    said = command_in_process(monkeypatch, capsys)("estimate", *arguments)
+    return said.code, said.out, said.err
 
 
 @pytest.mark.parametrize(
