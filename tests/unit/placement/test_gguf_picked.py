@@ -91,6 +91,14 @@ def test_some_layers_on_gpus_selected_on_several_workers():
     assert placed.parts[0].ram == (1 + 33 - 29) * GIB
 
 
+def test_of_selected_workers_the_one_with_which_most_layers_fit_is_the_main_one():
+    # whichever is the main one holds the output: 12 and 18 layers with the first, 20 and 11 with the second
+    sizes, ids = toy(60, 1, output=1.8), ("w1:cuda:0", "w2:cuda:0")
+    placed = place(fleet("1x1xA-21 + 1x1xA-13.1"), picking(sizes, *ids, cpu_offloading=True))
+    assert (placed.offload_layers, placed.tensor_split) == (31, (20, 11))
+    assert seats(placed) == [("w2", (0,)), ("w1", (0,))]
+
+
 def test_a_worker_that_is_away_is_named_with_its_state():
     outcome = refused(fleet("1x1x4090-24[state=NOT_READY] + 1x1x4090-24"), picking(SMALL, "w1:cuda:0"))
     assert "w1" in outcome.message
@@ -110,6 +118,14 @@ def test_a_selected_gpu_that_holds_no_layer_is_named_with_what_one_needs():
     reason = next(r for r in outcome.reasons if r.code == "gpu_selector.too_small")
     assert reason.params["gpu_id"] == "w2:cuda:0"
     assert reason.params["needs_gib"] == 2.12
+
+
+def test_where_some_layers_would_do_the_selected_gpu_that_holds_none_of_the_last_is_named():
+    on = fleet("1x2xA-2 + 1x2x4090-24")
+    picked = picking(toy(32, 3), *(f"w{w}:cuda:{n}" for w in (1, 2) for n in (0, 1)), cpu_offloading=True)
+    reason = next(r for r in refused(on, picked).reasons if r.code == "gpu_selector.too_small")
+    assert reason.params["gpu_id"] == "w1:cuda:0"
+    assert reason.params["needs_gib"] == 4.0
 
 
 def test_too_little_memory_tells_need_and_what_is_free():

@@ -137,10 +137,12 @@ class GgufManualSelector(Uncached):
     # -- several workers -------------------------------------------------------------------------------------
 
     def _over_workers(self, cards: Sequence[PickedGpu], level: int | None) -> list[tuple[GpuAllocation, ...]]:
-        """Each worker as the main one, the one with the most free first; the first that serves."""
+        """Each worker as the main one, the one with the most free first: the first that serves; where only
+        some layers lie on GPUs, the one with most of them."""
         groups = by_worker(cards)
         if self.count < 2 or len(groups) < 2 or not self.spans or len(cards) < self.count:
             return []
+        found: list[tuple[GpuAllocation, ...]] = []
         for own in groups:
             others = sorted((c for c in cards if c.w != own[0].w), key=lambda c: -c.free)
             missing = self.count - len(own)
@@ -149,8 +151,10 @@ class GgufManualSelector(Uncached):
                 own.sort(key=lambda c: c.index)
             seats = self._laid(own, others[:missing], level)
             if seats is not None:
-                return [seats]
-        return []
+                found.append(seats)
+                if level is not None:
+                    break
+        return [max(found, key=_layers)] if found else []
 
     @property
     def spans(self) -> bool:
@@ -247,16 +251,13 @@ class GgufManualSelector(Uncached):
         if max(map(len, groups)) < self.count and not self.spans:
             text = "the selected GPUs lie on several workers, over which this model cannot be distributed"
             return [picked_reason("scattered", text, workers=len(groups))]
-        for card in cards if self.count > 1 else ():
-            least = self._one_layer(card)
-            if card.free < least:
-                name = gpu_label(
-                    next(g for g in self.spec.gpu_ids if self._is(card, g.worker, g.type, g.index))
-                )
-                text = f"the selected GPU {name} is too small: one layer needs {gib(least)}, "
-                text += f"{gib(card.free)} are free"
-                size = {"needs_gib": gib_number(least), "need_bytes": least, "free_bytes": card.free}
-                return [picked_reason("too_small", text, gpu_id=name, **size)]
+        if (small := self._too_small(cards)) is not None:
+            card, least = small
+            name = gpu_label(next(g for g in self.spec.gpu_ids if self._is(card, g.worker, g.type, g.index)))
+            text = f"the selected GPU {name} is too small: one layer needs {gib(least)}, "
+            text += f"{gib(card.free)} are free"
+            size = {"needs_gib": gib_number(least), "need_bytes": least, "free_bytes": card.free}
+            return [picked_reason("too_small", text, gpu_id=name, **size)]
         level = self.asked.total if self.asked.layers is None else self.asked.layers
         sized = self.planner.alone(level)
         need = sized.devices[0].vram if self.count == 1 else self.planner.needed(level)
@@ -276,13 +277,33 @@ class GgufManualSelector(Uncached):
             text += "; layers are whole and no division of them fits, or the worker's RAM is short"
         return [picked_reason(code, text, **params)]
 
-    def _one_layer(self, card: PickedGpu) -> int:
-        level = 0 if self.asked.partial else self.asked.total
-        rests = self.planner.rests(3, level, unified=self._host(card.w)[0])
-        return min(rests) + self.planner.layers.least
+    def _too_small(self, cards: Sequence[PickedGpu]) -> tuple[PickedGpu, int] | None:
+        """The smallest card that cannot hold one layer, where each has to hold one, and what that needs.
+
+        All layers: the smallest of them. Some: the last ones, one on each card, the output on the smallest.
+        """
+        if self.count < 2:
+            return None
+        ordered = sorted(cards, key=lambda c: -c.free)
+        if self.asked.partial and len(cards) == self.count < self.asked.total:
+            shares = self.planner.exact(self.count, (1,) * self.count).devices
+            needs = [
+                s.unified if self._host(c.w)[0] else s.vram for c, s in zip(ordered, shares, strict=True)
+            ]
+        else:
+            level = 0 if self.asked.partial else self.asked.total
+            rests = {u: self.planner.rests(3, level, unified=u) for u in (False, True)}
+            needs = [min(rests[self._host(c.w)[0]]) + self.planner.layers.least for c in ordered]
+        small = [(c, need) for c, need in zip(ordered, needs, strict=True) if c.free < need]
+        return min(small, key=lambda pair: pair[0].free, default=None)
 
     def _is(self, card: PickedGpu, worker: str, kind: str, index: int) -> bool:
         return (self.context.fleet.row(card.w).name, card.type, card.index) == (worker, kind, index)
+
+
+def _layers(seats: tuple[GpuAllocation, ...]) -> int:
+    offload = seats[0].offload
+    return offload.layers if offload else 0
 
 
 def by_worker(cards: Sequence[PickedGpu]) -> list[list[PickedGpu]]:
