@@ -10,7 +10,7 @@ from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_levels import GgufNeed, Level, Share
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.placement.selectors.gguf.layer_costs import shared_out
+from gpustackd.engines.llama_cpp.devices import layers_per_device
 from tests.fleets import GIB, model
 
 SIZED_FOR = {"context": 8192, "parallel": 4, "kv_unified": True, "ubatch": 512, "cache_type_k": "f16",
@@ -41,7 +41,7 @@ class Toy:
         return tuple(self.level(n, split, remotes) for n in range(len(self.adds) + 1))
 
     def level(self, offload_layers: int, split: tuple[float, ...] = (), remotes: int = 0) -> Level:
-        counts = shared_out(split or (1.0,), offload_layers)
+        counts = layers_per_device(split or (1.0,), offload_layers)
         start = len(self.adds) - offload_layers
         full = not start
         shares = []

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import BY_NAME, GgufFacts, GgufTensor
 from gpustackd.estimate.llama_cpp.classify import categories_of
-from gpustackd.estimate.llama_cpp.shares import Division
+from gpustackd.estimate.llama_cpp.division import Division
 from gpustackd.estimate.llama_cpp.table import Table, table
 from tests.specs import a_model
 

@@ -13,7 +13,7 @@ from gpustackd.errors import BadRow, Refused, UsageError
 
 if TYPE_CHECKING:
     from gpustackd.domain.model_spec import ModelSpec
-    from gpustackd.estimate.llama_cpp.shares import DeviceShare, HostShare
+    from gpustackd.estimate.llama_cpp.division import DeviceShare, HostShare
     from gpustackd.estimate.llama_cpp.table import Table
     from gpustackd.settings import Settings
 

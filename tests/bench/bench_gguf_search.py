@@ -22,8 +22,8 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Outcome, Placed
 from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.llama_cpp.flags import serving_of
 from gpustackd.estimate.llama_cpp.need import LayerSizes
-from gpustackd.estimate.llama_cpp.serving import serving_of
 from gpustackd.estimate.llama_cpp.sizer import Sizer
 from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.policy import Policy, Subject

@@ -1,15 +1,10 @@
-"""What a claim adds to the sizes: runtimes, the process, a margin; and what is loaded beside the model.
-
-Estimate-gguf spec sections 9, 11 and 16. Bytes.
-"""
+"""What a claim adds to the sizes: runtimes, the process, a margin. Bytes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gpustackd.domain.gguf_facts import GgufFacts
-from gpustackd.estimate.llama_cpp.memory import padded
-from gpustackd.estimate.llama_cpp.serving import LlamaServing
 
 MIB = 1024**2
 TOKEN = 100
@@ -35,12 +30,3 @@ class Allowance:
     def host(self, facts: GgufFacts) -> int:
         """What the process takes besides weights and buffers."""
         return self.process + facts.metadata_bytes + TOKEN * facts.vocabulary
-
-    def extras(self, facts: GgufFacts, serving: LlamaServing) -> tuple[int, int]:
-        """Bytes that are loaded beside the model: on its first device, and on the host."""
-        from gpustackd.estimate.llama_cpp.beside import beside
-
-        return beside(facts, serving)
-
-
-__all__ = ["Allowance", "padded"]

@@ -6,18 +6,13 @@ name that is not known counts as plain attention on every layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from gpustackd.domain.gguf_facts import GgufFacts
-from gpustackd.estimate.llama_cpp.sparse import compression, indexed
+from gpustackd.engines.llama_cpp.flags import ENCODERS
 
-ENCODERS = frozenset({
-    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3",
-    "eurobert", "gemma-embedding", "wavtokenizer-dec", "t5encoder", "llama-embed",
-})  # fmt: skip
-"""Read whole texts at once; answer with vectors."""
 DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 """Language models that refine all tokens at once, without a cache."""
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
@@ -34,6 +29,10 @@ MTP_LAST = frozenset({
     *INTERVAL,
 })  # fmt: skip
 """Keep no cache for the layers that predict further tokens, which are not loaded for ordinary serving."""
+WITH_VALUES = frozenset({"minimax-m3", "qwen4exp"})
+"""Make room for values beside these keys, which nobody reads."""
+SHARING_FROM = 1_048_576
+"""Trained context from which on GLM has layers that use the choice of the one before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +138,6 @@ class Dimensions:
         return max((self.value_of(i) * self.kv_heads[i] for i in range(self.all_layers)), default=0)
 
 
-def encodes_only(facts: GgufFacts) -> bool:
-    """Whether the model answers with vectors and has no cache."""
-    return facts.architecture in ENCODERS
-
-
 def is_causal(facts: GgufFacts) -> bool:
     """Whether tokens see only those before them."""
     return facts.value("attention.causal") is not False and facts.architecture not in {"bert", "t5encoder"}
@@ -189,8 +183,8 @@ def dimensions(facts: GgufFacts) -> Dimensions:
         state_s=s,
         rope=facts.integer("rope.dimension_count", key),
         index_key=facts.integer("attention.indexer.key_length"),
-        indexed=indexed(facts, all_layers, layers, recurrent),
-        compressed=compression(facts, all_layers),
+        indexed=_indexed(facts, all_layers, layers, recurrent),
+        compressed=_compression(facts, all_layers),
         positions=4 if _has_sections(facts) else 1,
         causal=is_causal(facts),
     )
@@ -278,6 +272,36 @@ def _cached(facts: GgufFacts, all_layers: int, layers: int, recurrent: tuple[boo
         wide = facts.per_layer("feed_forward_length", all_layers)
         found = [f and not w for f, w in zip(found, wide, strict=True)]
     return tuple(found)
+
+
+def _indexed(facts: GgufFacts, all_layers: int, layers: int, recurrent: Sequence[bool]) -> tuple[bool, ...]:
+    """Which layers keep a key per cell by which cells are chosen."""
+    name = facts.architecture
+    here = [False] * all_layers
+    if not facts.integer("attention.indexer.key_length") or name == "deepseek4":
+        return tuple(here)
+    listed = facts.value("attention.indexer.types")
+    if name == "minimax-m3":
+        here = [i >= facts.integer("leading_dense_block_count") for i in range(all_layers)]
+    elif name == "qwen4exp":
+        here = [not r for r in recurrent]
+    elif name in {"glm-dsa", "dots3note"} and listed is not None:
+        here = [bool(x) for x in facts.per_layer("attention.indexer.types", all_layers)]
+    elif name == "glm-dsa" and facts.integer("context_length") >= SHARING_FROM:
+        here = [i < 3 or (i - 2) % 4 == 0 for i in range(all_layers)]
+    elif name != "dots3note":
+        own = {
+            t.name.split(".")[1] for t in facts.tensors if t.name.startswith("blk.") and ".indexer." in t.name
+        }
+        here = [str(i) in own for i in range(all_layers)]
+    return tuple(h and i < layers for i, h in enumerate(here))
+
+
+def _compression(facts: GgufFacts, all_layers: int) -> tuple[int, ...]:
+    """Cells that one compressed cell of a layer stands for; 0 = it has none."""
+    if facts.architecture != "deepseek4":
+        return (0,) * all_layers
+    return facts.per_layer("attention.compress_ratios", all_layers)
 
 
 def _states(facts: GgufFacts, heads: int) -> tuple[int, int]:

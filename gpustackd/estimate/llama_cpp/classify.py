@@ -6,8 +6,9 @@ Rules: estimate-gguf spec section 12.
 from __future__ import annotations
 
 from gpustackd.domain.gguf_facts import GgufFacts
+from gpustackd.engines.llama_cpp.flags import ENCODERS
 from gpustackd.estimate.categories import EMBEDDING, IMAGE, LLM, RERANKER
-from gpustackd.estimate.llama_cpp.architecture import ENCODERS, is_causal
+from gpustackd.estimate.llama_cpp.architecture import is_causal
 
 RANK = 4
 _DIFFUSION = (

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpustackd.domain.gguf_facts import F32, GgufFacts
-from gpustackd.estimate.llama_cpp.allocate import peaks
+from gpustackd.engines.llama_cpp.flags import LlamaServing
 from gpustackd.estimate.llama_cpp.architecture import Dimensions
+from gpustackd.estimate.llama_cpp.graph.allocate import peaks
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Homes, Load, Pass
+from gpustackd.estimate.llama_cpp.graph.networks import is_known, network_of
+from gpustackd.estimate.llama_cpp.graph.schedule import COPIES, schedule
+from gpustackd.estimate.llama_cpp.graph.upper_bound import bounded_buffers
 from gpustackd.estimate.llama_cpp.memory import ubatch_of, window_cells
-from gpustackd.estimate.llama_cpp.networks import is_known, network_of
-from gpustackd.estimate.llama_cpp.passing import Homes, Inventory, Load, Pass
-from gpustackd.estimate.llama_cpp.rough import rough_buffers
-from gpustackd.estimate.llama_cpp.schedule import COPIES, schedule
-from gpustackd.estimate.llama_cpp.serving import LlamaServing
+from gpustackd.estimate.llama_cpp.tensors import Inventory
 
 KEPT = 512
 SOME = 3
@@ -154,14 +155,14 @@ class Buffers:
         try:
             self._network(a_pass)
         except (KeyError, ZeroDivisionError) as e:
-            return self._rough(order, at, homes.output, devices, str(e), copies=copies)
+            return self._bounded(order, at, homes.output, devices, str(e), copies=copies)
         found = tuple(peaks(schedule(a_pass.tape, host, pipelined=pipelined), devices + 1))
         if self._known:
             return found
-        bound = self._rough(order, at, homes.output, devices, "", copies=copies)
+        bound = self._bounded(order, at, homes.output, devices, "", copies=copies)
         return tuple(map(max, found, bound))
 
-    def _rough(
+    def _bounded(
         self, order: Sequence[int], at: Sequence[int], output: int, devices: int, lacking: str, *, copies: int
     ) -> tuple[int, ...]:
         """For a network that is not laid out like any known one."""
@@ -169,7 +170,7 @@ class Buffers:
         layers: list[list[int]] = [[] for _ in range(devices + 1)]
         for layer, place in zip(order, at, strict=True):
             layers[place].append(layer)
-        return rough_buffers(
+        return bounded_buffers(
             self._facts,
             self._dims,
             self._tensors,

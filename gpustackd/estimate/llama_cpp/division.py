@@ -1,34 +1,100 @@
-"""Which layer goes to which device: llama.cpp's rule, in its 32-bit arithmetic (estimate-gguf spec section
-5)."""
+"""What a GGUF model holds on each device and on the host, part by part, for one way to divide it. Bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-Places = NDArray[np.int64]
+from gpustackd.domain.gguf_levels import Level, Share
 
 
-def places(all_layers: int, offload_layers: int, shares: Sequence[float]) -> Places:
-    """Device of each block, and of the output at the end; the host is `len(shares)`.
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """One device. `allowance`: what the claim adds for the runtime and for safety."""
 
-    The last blocks go first, the output before all. Of the A offloaded layers the t-th goes to the first
-    device whose cumulative share exceeds t / A.
-    """
-    host = len(shares)
-    count = all_layers + 1
-    found = np.full(count, host, np.int64)
-    offloaded = min(offload_layers, count) if host else 0
-    if offloaded <= 0:
-        return found
-    single = np.float32
-    running, bounds = single(0), []
-    for share in shares:
-        running = single(running + single(share))
-        bounds.append(running)
-    limits = np.array([single(b / running) for b in bounds], single)
-    steps = np.array([single(single(t) / single(offloaded)) for t in range(offloaded)], single)
-    found[count - offloaded :] = np.searchsorted(limits, steps, side="right")
-    return np.minimum(found, host)
+    layers: int
+    """Blocks; the output is counted apart."""
+    output: bool
+    weights: int
+    kv_cache: int
+    compute: int
+    extras: int = 0
+    """A projector, a draft model, adapters."""
+    allowance: int = 0
+    unified_allowance: int = 0
+    """… where the device takes its memory from the host's, and there is no runtime of its own."""
+
+    @property
+    def used(self) -> bool:
+        """Whether anything runs there; a device that is not used opens no context."""
+        return self.output or self.layers > 0 or self.needed > 0
+
+    @property
+    def needed(self) -> int:
+        """Before any allowance."""
+        return self.weights + self.kv_cache + self.compute + self.extras
+
+    @property
+    def claim(self) -> int:
+        """What has to be booked."""
+        return self.needed + self.allowance
+
+    @property
+    def unified(self) -> int:
+        """What has to be booked of a memory that device and host share."""
+        return self.needed + self.unified_allowance
+
+
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """The host's part. Weights of a file that is memory mapped lie in the page cache: counted all the same,
+    since the model runs well only while they stay there."""
+
+    weights: int
+    kv_cache: int
+    compute: int
+    output: int
+    """Rows of logits (and vectors) that are read back."""
+    extras: int = 0
+    prompt_cache: int = 0
+    """Prompts that llama-server keeps (`--cache-ram`)."""
+    allowance: int = 0
+    """The process, its vocabulary, its libraries."""
+
+    @property
+    def needed(self) -> int:
+        """Before any allowance."""
+        return self.weights + self.kv_cache + self.compute + self.output + self.extras
+
+    @property
+    def claim(self) -> int:
+        """RAM that has to be booked."""
+        return self.needed + self.prompt_cache + self.allowance
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """One way to divide a model. `offload_layers` counts the output layer first, as llama.cpp does: 1 is the
+    output alone, n are the output and the last n - 1 blocks."""
+
+    offload_layers: int
+    total_layers: int
+    devices: tuple[DeviceShare, ...]
+    host: HostShare
+
+    @property
+    def full(self) -> bool:
+        """Whether everything is on devices."""
+        return self.offload_layers == self.total_layers
+
+
+def level_of(division: Division) -> Level:
+    """What placement reads of it."""
+    return Level(
+        offload_layers=division.offload_layers,
+        devices=tuple(
+            Share(d.layers, d.claim, d.unified) if d.used else Share(0, 0, 0) for d in division.devices
+        ),
+        ram=division.host.claim,
+        ram_unified=division.host.claim,
+        full=division.full,
+    )

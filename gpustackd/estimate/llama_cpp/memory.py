@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.gguf_facts import F32, GgufFacts, GgufTensor
-from gpustackd.estimate.llama_cpp.allocate import ALIGNMENT
-from gpustackd.estimate.llama_cpp.architecture import Dimensions
-from gpustackd.estimate.llama_cpp.passing import Inventory
-from gpustackd.estimate.llama_cpp.serving import LlamaServing
-from gpustackd.estimate.llama_cpp.sparse import sparse_bytes
+from gpustackd.engines.llama_cpp.flags import LlamaServing
+from gpustackd.estimate.llama_cpp.architecture import WITH_VALUES, Dimensions
+from gpustackd.estimate.llama_cpp.tensors import Inventory, has_head, is_output, padded
 
 Bytes = NDArray[np.int64]
 
@@ -30,9 +28,10 @@ ON_EVERY_DEVICE = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "r
 """Small tables of which every device with layers has a copy."""
 LOADED_TWICE = frozenset({"gemma3n"})
 """Keep the token table twice where there is no output matrix, on the host too."""
-_OUTPUTS = ("output", "cls", "dense_2", "dense_3", "altup_proj", "altup_unembd_proj", "enc.output_norm",
-            "dec.output_norm", "nextn.post_projection", "fc.", "d2t", "markov_", "conf_proj",
-            "selector_")  # fmt: skip
+
+
+FINE, COARSE = 4, 128
+"""Cells that one compressed cell stands for: where some of them are chosen, and where all are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +101,6 @@ def memory_of(facts: GgufFacts, dims: Dimensions, tensors: Inventory, serving: L
     )
 
 
-def is_output(name: str) -> bool:
-    """Whether a tensor belongs to the output."""
-    return name.startswith(_OUTPUTS)
-
-
-def has_head(facts: GgufFacts) -> bool:
-    """Whether the model writes tokens; encoders have no output matrix at all."""
-    return facts.architecture not in {
-        "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert",
-        "eurobert", "t5encoder", "wavtokenizer-dec",
-    }  # fmt: skip
-
-
 def _unused(tensor: GgufTensor) -> bool:
     """Layers beyond those that are run have their names in the list of others."""
     return tensor.name.startswith("blk.")
@@ -131,7 +117,7 @@ def cache_of(dims: Dimensions, serving: LlamaServing) -> Bytes:
     for i in range(dims.all_layers):
         if dims.cached[i]:
             held = (window if dims.windowed[i] else cells) * streams
-            found[i] += sum(map(padded, sparse_bytes(dims, serving, i)))
+            found[i] += sum(map(padded, _sparse_bytes(dims, serving, i)))
             heads = dims.kv_heads[i]
             found[i] += padded(serving.cache_k.bytes_of(dims.key_of(i) * heads) * held)
             if not dims.keys_alone:
@@ -141,6 +127,30 @@ def cache_of(dims: Dimensions, serving: LlamaServing) -> Bytes:
             slots = serving.parallel
             found[i] += padded(dims.state_r * slots * F32.size) + padded(dims.state_s * slots * F32.size)
     return found
+
+
+def _sparse_bytes(dims: Dimensions, serving: LlamaServing, layer: int) -> tuple[int, ...]:
+    """What the layer holds beside its keys and values, one size per buffer."""
+    found: list[int] = []
+    row = serving.cache_k.bytes_of(dims.index_key)
+    if dims.indexed[layer]:
+        cells = serving.sequence_cells * serving.streams
+        found.append(row * cells)
+        if dims.architecture in WITH_VALUES:
+            found.append(serving.cache_v.bytes_of(dims.value) * cells)
+    ratio = dims.compressed[layer]
+    if ratio in {FINE, COARSE}:
+        slots = serving.parallel
+        cells = -(-max(1, -(-serving.sequence_cells // ratio)) // 256) * 256
+        key = dims.key_of(layer)
+        found.append(serving.cache_k.bytes_of(key) * cells * slots)
+        # what is not compressed yet: two results of so many cells, both halves of a pair where cells overlap
+        wide = 2 if ratio == FINE else 1
+        found += [F32.size * wide * key * wide * ratio * slots] * 2
+        if ratio == FINE:
+            found.append(row * cells * slots)
+            found += [F32.size * wide * dims.index_key * wide * ratio * slots] * 2
+    return tuple(found)
 
 
 def window_cells(dims: Dimensions, serving: LlamaServing) -> int:
@@ -157,8 +167,3 @@ def ubatch_of(dims: Dimensions, serving: LlamaServing) -> int:
     """Tokens of one pass at most."""
     batch = min(serving.cells, serving.batch) if dims.causal else serving.batch
     return min(batch, serving.ubatch)
-
-
-def padded(size: int) -> int:
-    """As buffers count it."""
-    return -(-size // ALIGNMENT) * ALIGNMENT

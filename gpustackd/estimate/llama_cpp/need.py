@@ -15,11 +15,11 @@ from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.gguf_levels import GgufNeed, Level
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.llama_cpp.flags import LlamaServing, serving_of
 from gpustackd.estimate.llama_cpp.classify import distributable, is_image
+from gpustackd.estimate.llama_cpp.division import level_of
 from gpustackd.estimate.llama_cpp.image import ImageSizes
 from gpustackd.estimate.llama_cpp.refusal import LlamaRefuses, refusal
-from gpustackd.estimate.llama_cpp.serving import LlamaServing, serving_of
-from gpustackd.estimate.llama_cpp.shares import level_of
 from gpustackd.estimate.llama_cpp.sizer import Sizer
 
 KEPT = 2048

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.engines.flags import COLUMN
+from gpustackd.engines.llama_cpp.flags import LlamaServing
 from gpustackd.errors import BadRow
 from gpustackd.estimate.llama_cpp.architecture import Dimensions
-from gpustackd.estimate.llama_cpp.serving import LlamaServing
 
 
 class LlamaRefuses(BadRow):

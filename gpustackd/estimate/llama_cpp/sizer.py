@@ -7,18 +7,20 @@ is laid out once for each kind of division and kept. Pure: equal questions have 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from gpustackd.domain.gguf_facts import GgufFacts
+from gpustackd.domain.gguf_facts import F16, GgufFacts
+from gpustackd.engines.llama_cpp.devices import Places, places
+from gpustackd.engines.llama_cpp.flags import LlamaServing
 from gpustackd.estimate.llama_cpp.allowance import Allowance
 from gpustackd.estimate.llama_cpp.architecture import dimensions
 from gpustackd.estimate.llama_cpp.compute import Buffers
-from gpustackd.estimate.llama_cpp.division import Places, places
-from gpustackd.estimate.llama_cpp.memory import Memory, memory_of, padded
-from gpustackd.estimate.llama_cpp.passing import inventory
-from gpustackd.estimate.llama_cpp.serving import LlamaServing
-from gpustackd.estimate.llama_cpp.shares import DeviceShare, Division, HostShare
+from gpustackd.estimate.llama_cpp.division import DeviceShare, Division, HostShare
+from gpustackd.estimate.llama_cpp.extras import extras
+from gpustackd.estimate.llama_cpp.memory import Memory, memory_of
+from gpustackd.estimate.llama_cpp.tensors import inventory, padded
 
 KEPT = 4096
 SPARE = 0.006
@@ -37,7 +39,7 @@ class Sizer:
         tensors = inventory(facts, self.dims.all_layers)
         self.memory: Memory = memory_of(facts, self.dims, tensors, serving)
         self.buffers = Buffers(facts, self.dims, tensors, serving)
-        self._extras = self.allowance.extras(facts, serving)
+        self._extras = self._beside_model()
         self._kept: dict[tuple[int, tuple[float, ...]], Division] = {}
 
     @property
@@ -117,6 +119,19 @@ class Sizer:
                 allowance=self.allowance.host(self.facts),
             ),
         )
+
+    def _beside_model(self) -> tuple[int, int]:
+        """Bytes of adapters, projector and draft model: on the first device, and on the host."""
+        vram, ram = extras(self.facts, self.serving)
+        if self.facts.draft is not None:
+            own = replace(
+                self.serving, cache_k=F16, cache_v=F16, overrides=(), gpu_layers=None, tensor_split=()
+            )
+            drafted = Sizer(replace(self.facts.draft, draft=None, projector=None, adapters=()), own)
+            found = drafted.divided(drafted.total_layers)
+            vram += found.devices[0].needed
+            ram += found.host.needed
+        return vram, ram
 
     @property
     def output_rows(self) -> int:

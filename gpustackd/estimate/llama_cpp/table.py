@@ -11,17 +11,15 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.flags import COLUMN, parse_flags
+from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
+from gpustackd.engines.llama_cpp.flags import tensor_split
 from gpustackd.errors import BadRow
 from gpustackd.estimate.llama_cpp.allowance import Allowance
 from gpustackd.estimate.llama_cpp.classify import distributable, is_image
+from gpustackd.estimate.llama_cpp.division import DeviceShare, Division, HostShare
 from gpustackd.estimate.llama_cpp.image import ImageSizes
 from gpustackd.estimate.llama_cpp.need import sized_for, sizer_of
 from gpustackd.estimate.llama_cpp.refusal import LlamaRefuses
-from gpustackd.estimate.llama_cpp.serving import tensor_split
-from gpustackd.estimate.llama_cpp.shares import DeviceShare, Division, HostShare
-
-MOST_DEVICES = 15
-"""llama.cpp schedules over 16 devices, of which the host is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.gguf_levels import LevelSizes
-from gpustackd.engines.flags import COLUMN, BackendParameters, parse_flags
+from gpustackd.engines.flags import COLUMN, parse_flags
+from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
+from gpustackd.engines.llama_cpp.flags import gpu_layers, tensor_split
 from gpustackd.errors import BadRow
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
-
-LAYERS = ("gpu-layers", "n-gpu-layers", "ngl")
-SPLIT = ("tensor-split", "ts")
-MOST_DEVICES = 15
-"""llama.cpp schedules over 16 devices, of which the host is one."""
-
-_WHOLE = re.compile(r"\d{1,9}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,8 +53,8 @@ def gguf_rules(demand: Demand) -> ResourceRules:
     asked = GgufRules(
         sizes=need.sizes,
         total=total,
-        layers=_layers(flags, total),
-        split=_split(flags),
+        layers=gpu_layers(flags, total),
+        split=_several(tensor_split(flags)),
         cpu_offloading=bool(spec.cpu_offloading),
         image=need.image,
         sized_for=need.sized_for,
@@ -97,30 +91,8 @@ def _check(asked: GgufRules, *, picked: bool) -> None:
         )
 
 
-def _layers(flags: BackendParameters, total: int) -> int | None:
-    """`--gpu-layers`, at most all; -1 and `auto` mean as many as fit, -2 and `all` mean all."""
-    raw = flags.text(*LAYERS)
-    word = "auto" if raw is None else raw.strip().lower()
-    if word in {"auto", "-1"}:
-        return None
-    if word in {"all", "-2"}:
-        return total
-    if not _WHOLE.match(word):
-        raise BadRow(COLUMN, f"--{LAYERS[0]} is {word[:40]!r}", "use a number, auto or all")
-    return min(int(word), total)
-
-
-def _split(flags: BackendParameters) -> tuple[float, ...]:
-    """`--tensor-split`; none where it names one device only."""
-    raw = flags.text(*SPLIT)
-    if not raw:
-        return ()
-    try:
-        shares = tuple(float(x) for x in re.split(r"[,/]+", raw.strip()) if x)
-    except ValueError:
-        shares = ()
-    if not shares or not all(0 <= x < 2**63 for x in shares) or not sum(shares):
-        raise BadRow(COLUMN, f"--{SPLIT[0]} is {raw[:60]!r}, not a list of shares", "as in 3,1")
+def _several(shares: tuple[float, ...]) -> tuple[float, ...]:
+    """`--tensor-split` without devices at its end that get nothing; none where it names one device only."""
     while len(shares) > 1 and not shares[-1]:
         shares = shares[:-1]
     return shares if len(shares) > 1 else ()

@@ -8,10 +8,10 @@ import pytest
 
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.llama_cpp.flags import LlamaServing, serving_of
 from gpustackd.errors import BadRow
 from gpustackd.estimate.llama_cpp.need import sizer_of
 from gpustackd.estimate.llama_cpp.refusal import LlamaRefuses
-from gpustackd.estimate.llama_cpp.serving import LlamaServing, serving_of
 from tests.gguf_truth import headers
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustackd.placement.selectors.gguf.layer_costs import Layers, shared_out
+from gpustackd.engines.llama_cpp.devices import layers_per_device
+from gpustackd.placement.selectors.gguf.layer_costs import Layers
 
 ADDS = st.lists(st.integers(1, 6), min_size=1, max_size=7)
 ROOMS = st.lists(st.integers(-2, 14), min_size=1, max_size=4)
@@ -120,9 +121,9 @@ def test_the_longest_run_that_fits(adds: list[int], room: int, last: int) -> Non
     ],
 )
 def test_shares_become_layers_by_the_rule_of_llama_cpp(shares, layers, counts):
-    assert shared_out(shares, layers) == counts
+    assert layers_per_device(shares, layers) == counts
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=15))
 def test_numbers_of_layers_as_shares_give_these_numbers(counts: list[int]) -> None:
-    assert shared_out(counts, sum(counts)) == tuple(counts)
+    assert layers_per_device(counts, sum(counts)) == tuple(counts)

@@ -9,9 +9,9 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.placement.context.cards import Cards
 from gpustackd.placement.diagnostics.wording import gib, gib_number, have, some, workers
-from gpustackd.placement.rules.gguf import MOST_DEVICES
 from gpustackd.placement.selectors.base.selector import Selector
 from gpustackd.placement.selectors.gguf.manual import GgufManualSelector
 from gpustackd.placement.selectors.gguf.multi_gpu import GgufMultiGpuSelector

@@ -10,8 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-import numpy as np
-
 
 class Layers:
     """`adds`: one size per layer, the output last."""
@@ -144,15 +142,3 @@ class Layers:
                 if end > before[0] and (known is None or end > known[0]):
                     reached[c + 1] = (end, (*before[1], j))
         return None
-
-
-def shared_out(shares: Sequence[float], layers: int) -> tuple[int, ...]:
-    """Layers of each device by `--tensor-split`: of A layers the t-th goes to the first device whose
-    cumulative share exceeds t / A, in 32-bit arithmetic as in llama.cpp."""
-    if not layers:
-        return (0,) * len(shares)
-    bounds = np.add.accumulate(np.array(shares, np.float32), dtype=np.float32)
-    bounds = bounds / bounds[-1]
-    steps = np.arange(layers, dtype=np.float32) / np.float32(layers)
-    places = np.minimum(np.searchsorted(bounds, steps, side="right"), len(shares) - 1)
-    return tuple(np.bincount(places, minlength=len(shares)).tolist())

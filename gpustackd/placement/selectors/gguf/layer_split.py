@@ -16,9 +16,9 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
-from gpustackd.placement.rules.gguf import MOST_DEVICES, GgufRules
+from gpustackd.engines.llama_cpp.devices import MOST_DEVICES, layers_per_device
+from gpustackd.placement.rules.gguf import GgufRules
 from gpustackd.placement.selectors.gguf.layer_bounds import KEPT, Bounds
-from gpustackd.placement.selectors.gguf.layer_costs import shared_out
 
 Room: TypeAlias = tuple[int, bool]
 """Free bytes of a device, and whether it takes its memory from the host's."""
@@ -176,7 +176,7 @@ class LayerSplitter(Bounds):
 
     def _given(self, rooms: Sequence[Room], level: int) -> Choosing | None:
         """The shares that a flag gives, on devices in their order that hold them."""
-        counts = shared_out(self.asked.split, level)
+        counts = layers_per_device(self.asked.split, level)
         if self._spent():
             return None
         found = self.exact(level, counts)

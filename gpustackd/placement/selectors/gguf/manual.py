@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from gpustackd.domain.outcome import Cure, Reason
+from gpustackd.engines.llama_cpp.devices import MOST_DEVICES, layers_per_device
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
 from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.diagnostics.wording import gib, gib_number
-from gpustackd.placement.rules.gguf import MOST_DEVICES, GgufRules
+from gpustackd.placement.rules.gguf import GgufRules
 from gpustackd.placement.scoring.ranker import Ranker
 from gpustackd.placement.selectors.base.picked_gpus import PickedGpu, Selection, resolve
 from gpustackd.placement.selectors.base.selector import Uncached
 from gpustackd.placement.selectors.base.unreachable_gpus import gpu_label, picked_reason, unreachable
-from gpustackd.placement.selectors.gguf.layer_costs import shared_out
 from gpustackd.placement.selectors.gguf.layer_split import Choosing, LayerSplit, LayerSplitter, Room
 
 
@@ -211,7 +211,7 @@ class GgufManualSelector(Uncached):
             return []
         mine = groups[0]
         some = sorted(sorted(mine, key=lambda c: -c.free)[: self.count], key=lambda c: c.index)
-        counts = shared_out(self.asked.split or [float(c.capacity) for c in some], self.asked.total)
+        counts = layers_per_device(self.asked.split or [float(c.capacity) for c in some], self.asked.total)
         if len(counts) != len(some):
             return []
         level = self.planner.exact(self.asked.total, counts)

@@ -10,9 +10,9 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.placement.context.cards import Cards, cards
 from gpustackd.placement.context.placement_context import PlacementContext
-from gpustackd.placement.rules.gguf import MOST_DEVICES
 from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 
 

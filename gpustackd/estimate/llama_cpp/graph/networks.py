@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpustackd.domain.gguf_facts import GgufFacts
-from gpustackd.estimate.llama_cpp import decoders, encoders, hybrids, latent, recurrent
-from gpustackd.estimate.llama_cpp.passing import Pass
-from gpustackd.estimate.llama_cpp.styles import STYLES
+from gpustackd.estimate.llama_cpp.graph import decoders, encoders, hybrids, latent, recurrent
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.styles import STYLES
 
 _NETWORKS: dict[str, Callable[[Pass], None]] = {
     "gemma2": decoders.gemma,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpustackd.domain.gguf_facts import F16, F32, I32, ElementType
-from gpustackd.estimate.llama_cpp.passing import Pass
-from gpustackd.estimate.llama_cpp.tape import (
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
     cast,
     flash,

@@ -4,7 +4,7 @@ Qwen3-Next."""
 from __future__ import annotations
 
 from gpustackd.domain.gguf_facts import F32
-from gpustackd.estimate.llama_cpp.blocks import (
+from gpustackd.estimate.llama_cpp.graph.blocks import (
     attention,
     chosen_rows,
     embedded,
@@ -12,12 +12,12 @@ from gpustackd.estimate.llama_cpp.blocks import (
     projected,
     queries_keys_values,
 )
-from gpustackd.estimate.llama_cpp.decoders import ending, feed_forward, self_attention
-from gpustackd.estimate.llama_cpp.feed_forward import SQUARED, dense, experts, projected_scores
-from gpustackd.estimate.llama_cpp.passing import Pass
-from gpustackd.estimate.llama_cpp.recurrent import loaded, mamba2_layer, mamba_layer, states
-from gpustackd.estimate.llama_cpp.styles import Style
-from gpustackd.estimate.llama_cpp.tape import (
+from gpustackd.estimate.llama_cpp.graph.decoders import ending, feed_forward, self_attention
+from gpustackd.estimate.llama_cpp.graph.feed_forward import SQUARED, dense, experts, projected_scores
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.recurrent import loaded, mamba2_layer, mamba_layer, states
+from gpustackd.estimate.llama_cpp.graph.styles import Style
+from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
     fresh,
     gathered,

@@ -3,37 +3,14 @@ lie."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gpustackd.domain.gguf_facts import F16, F32, I32, I64, TYPES, ElementType, GgufFacts, GgufTensor
 from gpustackd.estimate.llama_cpp.architecture import Dimensions
-from gpustackd.estimate.llama_cpp.tape import Node, Tape, given, pointwise, stored
-
-_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """The tensors of a model: those of each layer by the end of their name, and all others by name."""
-
-    layers: tuple[Mapping[str, GgufTensor], ...]
-    others: Mapping[str, GgufTensor]
-
-
-def inventory(facts: GgufFacts, layers: int) -> Inventory:
-    """Sort the tensors of a header."""
-    found: list[dict[str, GgufTensor]] = [{} for _ in range(layers)]
-    others: dict[str, GgufTensor] = {}
-    for tensor in facts.tensors:
-        match = _BLOCK.match(tensor.name)
-        if match and int(match[1]) < layers:
-            found[int(match[1])][match[2]] = tensor
-        else:
-            others[tensor.name] = tensor
-    return Inventory(tuple(MappingProxyType(f) for f in found), MappingProxyType(others))
+from gpustackd.estimate.llama_cpp.graph.tape import Node, Tape, given, pointwise, stored
+from gpustackd.estimate.llama_cpp.tensors import Inventory
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from gpustackd.estimate.llama_cpp.blocks import attention, chosen_rows, embedded, logits, mixed, projected
-from gpustackd.estimate.llama_cpp.feed_forward import dense, experts, shared
-from gpustackd.estimate.llama_cpp.passing import Pass
-from gpustackd.estimate.llama_cpp.tape import (
+from gpustackd.estimate.llama_cpp.graph.blocks import (
+    attention,
+    chosen_rows,
+    embedded,
+    logits,
+    mixed,
+    projected,
+)
+from gpustackd.estimate.llama_cpp.graph.feed_forward import dense, experts, shared
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
     gathered,
     joined,

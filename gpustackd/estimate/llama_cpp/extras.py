@@ -1,21 +1,16 @@
-"""What is loaded beside a model: its projector for images and sound, a draft model, adapters.
-
-Estimate-gguf spec sections 10 and 11. Bytes.
-"""
+"""What is loaded beside a model: adapters, and a projector for images and sound. Bytes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from gpustackd.domain.gguf_facts import F16, GgufFacts
-from gpustackd.estimate.llama_cpp.memory import padded
-from gpustackd.estimate.llama_cpp.serving import LlamaServing
+from gpustackd.domain.gguf_facts import GgufFacts
+from gpustackd.engines.llama_cpp.flags import LlamaServing
+from gpustackd.estimate.llama_cpp.tensors import tensor_bytes
 
 LARGEST_SIDE = 1024
 """Pixels of an image's side where the encoder takes any size."""
 
 
-def beside(facts: GgufFacts, serving: LlamaServing) -> tuple[int, int]:
+def extras(facts: GgufFacts, serving: LlamaServing) -> tuple[int, int]:
     """Bytes on the first device, and on the host."""
     vram = ram = 0
     for adapter in facts.adapters:
@@ -27,20 +22,7 @@ def beside(facts: GgufFacts, serving: LlamaServing) -> tuple[int, int]:
         else:
             ram += size
         ram += facts.projector.metadata_bytes
-    if facts.draft is not None:
-        from gpustackd.estimate.llama_cpp.sizer import Sizer
-
-        own = replace(serving, cache_k=F16, cache_v=F16, overrides=(), gpu_layers=None, tensor_split=())
-        drafted = Sizer(replace(facts.draft, draft=None, projector=None, adapters=()), own)
-        found = drafted.divided(drafted.total_layers)
-        vram += found.devices[0].needed
-        ram += found.host.needed
     return vram, ram
-
-
-def tensor_bytes(facts: GgufFacts) -> int:
-    """Bytes of all tensors."""
-    return sum(padded(t.size) for t in facts.tensors)
 
 
 def projector_bytes(facts: GgufFacts, *, flash: bool) -> int:

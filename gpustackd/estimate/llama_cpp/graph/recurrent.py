@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpustackd.domain.gguf_facts import F32, I32
-from gpustackd.estimate.llama_cpp.blocks import (
+from gpustackd.estimate.llama_cpp.graph.blocks import (
     attention,
     chosen_rows,
     embedded,
@@ -11,9 +11,9 @@ from gpustackd.estimate.llama_cpp.blocks import (
     projected,
     queries_keys_values,
 )
-from gpustackd.estimate.llama_cpp.feed_forward import dense
-from gpustackd.estimate.llama_cpp.passing import Pass
-from gpustackd.estimate.llama_cpp.tape import (
+from gpustackd.estimate.llama_cpp.graph.feed_forward import dense
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
     fresh,
     gathered,

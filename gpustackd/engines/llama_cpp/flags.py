@@ -1,6 +1,6 @@
 """With which flags llama-server runs a model: from `backend_parameters`, with llama.cpp's own defaults.
 
-Names and defaults: estimate-gguf spec section 14. The last occurrence of a flag wins.
+Names and defaults as in `common/arg.cpp` and `common/common.h` of llama.cpp. The last of equal flags wins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 from gpustackd.domain.gguf_facts import BY_NAME, F16, ElementType, GgufFacts
 from gpustackd.engines.flags import COLUMN, BackendParameters
 from gpustackd.errors import BadRow
-from gpustackd.estimate.llama_cpp.architecture import encodes_only
 
 CONTEXT = 8192
 """Tokens that are sized for where no flag says how many."""
@@ -26,11 +25,17 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "
 MAX_SLOTS = 256
 LARGEST = 2**31 - 1
 
+ENCODERS = frozenset({
+    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3",
+    "eurobert", "gemma-embedding", "wavtokenizer-dec", "t5encoder", "llama-embed",
+})  # fmt: skip
+"""Architectures that read whole texts at once, keep no cache and answer with vectors."""
+
 FlashAttention: TypeAlias = Literal["on", "off", "auto"]
 
 _ON = frozenset({"on", "1", "true", "yes", "enabled"})
 _OFF = frozenset({"off", "0", "false", "no", "disabled"})
-_LAYERS = re.compile(r"\d{1,9}\Z")
+_LAYERS = re.compile(r"\d{1,9}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,9 @@ def serving_of(facts: GgufFacts, flags: BackendParameters) -> LlamaServing:
     flash = _flash_attention(flags)
     if facts.architecture == "grok":  # llama.cpp forces it off for this one
         flash = "off"
-    embeddings = encodes_only(facts) or flags.flag("embedding", "embeddings", "reranking", "rerank")
+    embeddings = facts.architecture in ENCODERS or flags.flag(
+        "embedding", "embeddings", "reranking", "rerank"
+    )
     ubatch = _count(flags, "ubatch-size", "ub") or UBATCH
     batch = _count(flags, "batch-size", "b") or BATCH
     if embeddings and batch > ubatch:
@@ -119,7 +126,7 @@ def serving_of(facts: GgufFacts, flags: BackendParameters) -> LlamaServing:
         offload_cache=not flags.flag("nkvo") and not _switched_off(flags, "kv-offload"),
         full_windows=flags.flag("swa-full"),
         embeddings=embeddings,
-        gpu_layers=_layers(flags, facts.integer("block_count")),
+        gpu_layers=gpu_layers(flags, facts.integer("block_count") + 1),
         tensor_split=tensor_split(flags),
         whole_split=(flags.text("split-mode", "sm") or "layer") not in {"row", "tensor"},
         overrides=_overrides(flags),
@@ -156,18 +163,20 @@ def _flash_attention(flags: BackendParameters) -> FlashAttention:
     raise BadRow(COLUMN, f"--flash-attn is {word[:40]!r}", "use on, off or auto")
 
 
-def _layers(flags: BackendParameters, blocks: int) -> int | None:
+def gpu_layers(flags: BackendParameters, total: int) -> int | None:
+    """Layers on GPUs (`--gpu-layers`), the output counted, at most `total`; None = as many as fit.
+
+    -1 and `auto` mean as many as fit, -2 and `all` mean all. Raise BadRow for anything else.
+    """
     raw = flags.text("gpu-layers", "n-gpu-layers", "ngl")
-    if raw is None:
-        return None
-    word = raw.strip().lower()
+    word = "auto" if raw is None else raw.strip().lower()
     if word in {"auto", "-1"}:
         return None
     if word in {"all", "-2"}:
-        return blocks + 1
+        return total
     if not _LAYERS.match(word):
         raise BadRow(COLUMN, f"--gpu-layers is {word[:40]!r}", "use a number, auto or all")
-    return min(int(word), blocks + 1)
+    return min(int(word), total)
 
 
 def _overrides(flags: BackendParameters) -> tuple[Override, ...]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpustackd.domain.gguf_facts import GgufFacts
-from gpustackd.estimate.llama_cpp.architecture import Dimensions
-from gpustackd.estimate.llama_cpp.memory import has_head
-from gpustackd.estimate.llama_cpp.passing import Inventory, Load
-from gpustackd.estimate.llama_cpp.sparse import WITH_VALUES
+from gpustackd.estimate.llama_cpp.architecture import WITH_VALUES, Dimensions
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Load
+from gpustackd.estimate.llama_cpp.tensors import Inventory, has_head
 
 ROOM = 1.5
 """By how much the sum of a layer's results is raised."""
 
 
-def rough_buffers(
+def bounded_buffers(
     facts: GgufFacts,
     dims: Dimensions,
     tensors: Inventory,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gpustackd.estimate.llama_cpp.blocks import (
+from gpustackd.estimate.llama_cpp.graph.blocks import (
     attention_without_cache,
     chosen_rows,
     embedded,
     pooled,
     queries_keys_values,
 )
-from gpustackd.estimate.llama_cpp.feed_forward import FUSED, GATED, PLAIN, dense, experts
-from gpustackd.estimate.llama_cpp.passing import Pass
-from gpustackd.estimate.llama_cpp.tape import Node, pointwise, rows, turned, view
+from gpustackd.estimate.llama_cpp.graph.feed_forward import FUSED, GATED, PLAIN, dense, experts
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.tape import Node, pointwise, rows, turned, view
 
 TURNED = frozenset({"nomic-bert", "nomic-bert-moe", "jina-bert-v3"})
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpustackd.domain.gguf_facts import F32
-from gpustackd.estimate.llama_cpp.blocks import projected
-from gpustackd.estimate.llama_cpp.passing import Pass
-from gpustackd.estimate.llama_cpp.tape import (
+from gpustackd.estimate.llama_cpp.graph.blocks import projected
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
     best,
     fresh,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpustackd.estimate.llama_cpp.blocks import (
+from gpustackd.estimate.llama_cpp.graph.blocks import (
     attention,
     attention_without_cache,
     chosen_rows,
@@ -14,7 +14,7 @@ from gpustackd.estimate.llama_cpp.blocks import (
     projected,
     queries_keys_values,
 )
-from gpustackd.estimate.llama_cpp.feed_forward import (
+from gpustackd.estimate.llama_cpp.graph.feed_forward import (
     FUSED,
     GATED,
     PLAIN,
@@ -23,9 +23,9 @@ from gpustackd.estimate.llama_cpp.feed_forward import (
     projected_scores,
     shared,
 )
-from gpustackd.estimate.llama_cpp.passing import Pass
-from gpustackd.estimate.llama_cpp.styles import Style, style_of
-from gpustackd.estimate.llama_cpp.tape import Node, pointwise, rows, turned, view
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.styles import Style, style_of
+from gpustackd.estimate.llama_cpp.graph.tape import Node, pointwise, rows, turned, view
 
 
 def decoder(p: Pass) -> None:

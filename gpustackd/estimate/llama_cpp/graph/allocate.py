@@ -7,10 +7,9 @@ alignment.
 
 from __future__ import annotations
 
-from gpustackd.estimate.llama_cpp.schedule import WATCH, Program
-from gpustackd.estimate.llama_cpp.tape import IN_PLACE, Node
-
-ALIGNMENT = 32
+from gpustackd.estimate.llama_cpp.graph.schedule import WATCH, Program
+from gpustackd.estimate.llama_cpp.graph.tape import IN_PLACE, Node
+from gpustackd.estimate.llama_cpp.tensors import padded
 
 
 class Arena:
@@ -107,7 +106,7 @@ def _read(arenas: list[Arena], operand: Node) -> None:
 def _free(arenas: list[Arena], node: Node) -> None:
     if node.kept:
         return
-    arenas[node.place].give(node.start, _padded(node.size))
+    arenas[node.place].give(node.start, padded(node.size))
     node.held = False
 
 
@@ -118,7 +117,7 @@ def _allocate(arenas: list[Arena], node: Node, place: int) -> None:
     if node.kind & IN_PLACE and _take_over(node):
         return
     node.place = place
-    node.start = arenas[place].take(_padded(node.size))
+    node.start = arenas[place].take(padded(node.size))
 
 
 def _take_over(node: Node) -> bool:
@@ -133,7 +132,3 @@ def _take_over(node: Node) -> bool:
             node.place, node.start = operand.place, operand.start
             return True
     return False
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpustackd.domain.gguf_facts import GgufFacts
-from gpustackd.estimate.llama_cpp.feed_forward import FUSED, GATED, PLAIN, SQUARED
+from gpustackd.estimate.llama_cpp.graph.feed_forward import FUSED, GATED, PLAIN, SQUARED
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpustackd.estimate.llama_cpp.tape import FREE, VIEW, Node, Tape
+from gpustackd.estimate.llama_cpp.graph.tape import FREE, VIEW, Node, Tape
 
 COPIES = 4
 """Of every input, when several devices work on different batches at once."""
