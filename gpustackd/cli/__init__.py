@@ -1,4 +1,4 @@
-"""The command line `gpustackd`: one file per command, a clear word for every mistake."""
+"""The command line `gpustackd`: one file per command; `…_text` files print its answer for people."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """The entry point. Loading all parts takes a second or more on a busy machine, so what a person or a
-    service manager sends meanwhile is answered here: nothing is under way yet, the end is an orderly one."""
+    """The entry point. Loading all parts takes a second or more on a busy machine, so a signal that arrives
+    meanwhile is handled here: no work has begun, so it ends the process in order."""
     try:
         if "run" in sys.argv[1:2]:
-            signal.signal(signal.SIGTERM, _nothing_under_way)
+            signal.signal(signal.SIGTERM, _exit)
         from gpustackd.cli.program import main as program
 
         program()
@@ -21,7 +21,7 @@ def main() -> NoReturn:
         sys.exit(130)
 
 
-def _nothing_under_way(_: int, __: FrameType | None) -> None:
+def _exit(_: int, __: FrameType | None) -> None:
     sys.exit(0)
 
 

@@ -32,11 +32,11 @@ def apply(
 ) -> None:
     """Create or update rows from documents.
 
-    Clusters, workers with their GPUs, models, instances and the rest, by name.
+    Clusters, workers with their GPUs, models, instances and the other kinds, by name.
 
-    Each file is one transaction: a refused document refuses its file, the others are applied. Fields are
-    named as the columns; cluster, worker and model may be named instead of given by id. An instance that
-    names worker, gpu_type, gpu_indexes and computed_resource_claim is taken over where it runs.
+    Each file is one transaction: a refused document refuses its file, the other files are applied. Fields
+    have the names of columns; cluster, worker and model can be given by name instead of by id. An instance
+    with worker, gpu_type, gpu_indexes and computed_resource_claim is adopted where it runs.
 
     Example: gpustackd apply -f deploy/examples/fleet.yaml -f models.yaml
     """
@@ -52,7 +52,7 @@ def apply(
     if refused:
         from gpustackd.cli import failure
 
-        raise typer.Exit(max(failure.tell(error) for error in refused))
+        raise typer.Exit(max(failure.report(error) for error in refused))
 
 
 def read_file(path: Path) -> tuple[str, str]:
@@ -63,13 +63,13 @@ def read_file(path: Path) -> tuple[str, str]:
         with path.open("rb") as file:
             return _within_bounds(file, str(path)), str(path)
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8 text", "documents are YAML or JSON") from None
+        raise UsageError(f"{path} is not UTF-8 text", "write documents as YAML or JSON in UTF-8") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
 
 
 def _within_bounds(file: BinaryIO, name: str) -> str:
-    """What the daemons will hold in memory for good is to be of a sensible size; /dev/zero never ends."""
+    """Read it whole, if it is of a sensible size: /dev/zero never ends."""
     content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise UsageError(f"{name} is larger than {_LARGEST >> 20} MiB", "split it into several files")

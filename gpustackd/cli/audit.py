@@ -1,4 +1,4 @@
-"""`gpustackd audit`: recompute every rule of the contract from the tables."""
+"""`gpustackd audit`: recompute every rule of the tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpustackd.cli.output import console, print_json, print_table
 def audit(
     output: FormOption = Form.TEXT, config: ConfigOption = None, database_url: DatabaseOption = None
 ) -> None:
-    """Recompute every rule from the tables.
+    """Recompute every rule of the tables.
 
-    In one snapshot; exit 1 where a rule is broken.
+    In one snapshot. Exit 1 where a rule is broken.
 
     Example: gpustackd audit -o json
     """
@@ -27,20 +27,29 @@ def audit(
         async with connected(url, "gpustackd audit") as connection:
             return await audit_on(connection)
 
-    found = anyio.run(run)
+    result = anyio.run(run)
     if output is Form.JSON:
-        breaches = [{"rule": b.rule, "what": b.what, "how": b.how} for b in found.breaches]
-        print_json({"clean": found.clean, "breaches": breaches, "counts": found.counts})
+        breaches = [{"rule": b.rule, "what": b.what, "how": b.how} for b in result.breaches]
+        print_json({"clean": result.clean, "breaches": breaches, "counts": result.counts})
     else:
-        shown = console()
-        broken = {n: sum(b.rule == n for b in found.breaches) for n, _, _ in RULES}
+        out = console()
+        broken = {n: sum(b.rule == n for b in result.breaches) for n, _, _ in RULES}
         rows = [
-            (n, words, "holds" if not broken[n] else f"broken {broken[n]} times") for n, words, _ in RULES
+            (
+                n,
+                words,
+                "holds"
+                if not broken[n]
+                else "broken once"
+                if broken[n] == 1
+                else f"broken {broken[n]} times",
+            )
+            for n, words, _ in RULES
         ]
-        print_table(shown, ["RULE", "WHAT MUST HOLD", "FOUND"], rows, right=["RULE"])
-        if found.breaches:
-            shown.print()
-            print_table(shown, ["RULE", "WHERE", "HOW"], [(b.rule, b.what, b.how) for b in found.breaches])
-        shown.print("\n" + ", ".join(f"{n} {name.replace('_', '-')}" for name, n in found.counts.items()))
-    if not found.clean:
+        print_table(out, ["RULE", "WHAT MUST HOLD", "FOUND"], rows, right=["RULE"])
+        if result.breaches:
+            out.print()
+            print_table(out, ["RULE", "WHERE", "HOW"], [(b.rule, b.what, b.how) for b in result.breaches])
+        out.print("\n" + ", ".join(f"{n} {name.replace('_', '-')}" for name, n in result.counts.items()))
+    if not result.clean:
         raise typer.Exit(1)

@@ -34,9 +34,9 @@ def check(
 ) -> None:
     """Can a daemon work with these settings and this database?
 
-    Says of each whether it is in order: settings, database, rights, schema, notifications.
+    Checks settings, database, rights, schema and notifications, and says what to fix.
 
-    Exit 2 for settings, 3 for the database or its schema, 1 where only notifications are not heard.
+    Exit 2 for settings, 3 for the database or its schema, 1 where only notifications do not arrive.
 
     Example: gpustackd check --config /etc/gpustackd.toml
     """
@@ -45,16 +45,16 @@ def check(
     results = [_settings(settings), *anyio.run(_database, settings)]
     codes = [r.exit_code for r in results if not r.ok]
     if output is Form.JSON:
-        looks = [{"name": r.name, "ok": r.ok, "detail": r.detail, "remedy": r.remedy} for r in results]
-        print_json({"ok": not codes, "checks": looks})
+        checks = [{"name": r.name, "ok": r.ok, "detail": r.detail, "remedy": r.remedy} for r in results]
+        print_json({"ok": not codes, "checks": checks})
     else:
-        shown = console()
+        out = console()
         for r in results:
             mark = "[green]ok  [/]" if r.ok else "[red]FAIL[/]"
-            shown.print(f"{mark} {r.name:14}", end="")
-            shown.print(r.detail, markup=False)
+            out.print(f"{mark} {r.name:14}", end="")
+            out.print(r.detail, markup=False)
             if r.remedy:
-                shown.print(f"{'':20}next: {r.remedy}", markup=False)
+                out.print(f"{'':20}next: {r.remedy}", markup=False)
     if codes:
         raise typer.Exit(max(codes))
 
@@ -68,7 +68,7 @@ async def _database(settings: Settings) -> list[Result]:
     results: list[Result] = []
     try:
         async with connected(url, "gpustackd check", any_revision=True) as connection:
-            where = mask_url(url) if settings.database_url else "the place that the PG* variables name"
+            where = mask_url(url) if settings.database_url else "the server that the PG* variables name"
             results.append(_server(await fitness.version(connection), where))
             writable = await fitness.takes_writes(connection)
             results.append(_writable(writable, await fitness.denied(connection)))
@@ -85,7 +85,10 @@ def _settings(settings: Settings) -> Result:
     from gpustackd.settings import IGNORED
 
     return Result(
-        "settings", True, f"valid; without effect: {', '.join(settings.ignored)}", f"{IGNORED}; unset them"
+        "settings",
+        True,
+        f"valid, but these have no effect: {', '.join(settings.ignored)}",
+        f"unset them: {IGNORED}",
     )
 
 
@@ -100,10 +103,10 @@ def _server(version: str, where: str) -> Result:
 
 def _writable(writable: bool, denied: Sequence[str]) -> Result:
     if not writable:
-        return Result("writable", False, "the server takes no writes", "connect to the primary")
+        return Result("writable", False, "the server is read-only", "connect to the primary")
     if denied:
         rights = "grant it SELECT, INSERT, UPDATE and DELETE"
-        return Result("writable", False, f"this user may not write {', '.join(denied)}", rights)
+        return Result("writable", False, f"this user may not write to {', '.join(denied)}", rights)
     return Result("writable", True, "yes")
 
 
@@ -112,7 +115,7 @@ def _schema(now: str | None, judge: Callable[[str | None], None]) -> Result:
         judge(now)
     except WrongRevision as error:
         return Result("schema", False, error.problem, error.remedy, error.exit_code)
-    return Result("schema", True, f"at {now}, which this build works with")
+    return Result("schema", True, f"at {now}, as this version of gpustackd needs")
 
 
 async def _notifications(listen_url: str, sender: Any) -> Result:
@@ -126,8 +129,8 @@ async def _notifications(listen_url: str, sender: Any) -> Result:
         return Result(
             "notifications",
             False,
-            f"none was heard within {fitness.LISTEN_PATIENCE:.0f} s; placements would wait for the rescan",
-            "a pooler swallows LISTEN: set GPUSTACKD_LISTEN_DATABASE_URL to the server itself",
+            f"none arrived within {fitness.LISTEN_PATIENCE:.0f} s; new instances would wait for the rescan",
+            "a connection pooler may swallow them: set GPUSTACKD_LISTEN_DATABASE_URL to the server itself",
             1,
         )
-    return Result("notifications", True, f"heard after {took * 1000:.1f} ms")
+    return Result("notifications", True, f"arrived after {took * 1000:.1f} ms")

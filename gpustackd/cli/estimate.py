@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,27 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from gpustackd.cli import gguf_table
-from gpustackd.cli.estimate_cards import as_json, card_memory, show_cards, with_cards, with_refusal
 from gpustackd.cli.options import ConfigOption, Form, FormOption, load_settings
-from gpustackd.cli.output import console, print_json, print_table
-from gpustackd.errors import BadRow, UsageError
+from gpustackd.cli.output import console, print_json
+from gpustackd.errors import BadRow, Refused, UsageError
 
 if TYPE_CHECKING:
+    from gpustackd.domain.facts import ModelFacts
     from gpustackd.domain.model_spec import ModelSpec
-    from gpustackd.estimate.breakdown import Breakdown
-    from gpustackd.placement.on_cards import OnCards
     from gpustackd.settings import Settings
 
-_WORDS = {
-    "weights": "weights",
-    "lora": "LoRA adapters",
-    "draft": "draft model",
-    "kv_cache": "KV cache of one longest sequence",
-    "compute": "activations",
-    "overhead": "the engine itself",
-    "allowance": "safety allowance of the claim",
-}
+
+_LARGEST_CARD = 2**50
 
 
 class Hub(StrEnum):
@@ -51,7 +42,9 @@ def estimate(
     ],
     source: Annotated[
         Hub | None,
-        typer.Option("--source", help="Where it is. [default: a path that is there, else huggingface]"),
+        typer.Option(
+            "--source", help="Where it is. [default: local_path where that path exists, else huggingface]"
+        ),
     ] = None,
     backend: Annotated[
         str | None, typer.Option("--backend", help="vLLM (the default), SGLang, MindIE, …")
@@ -60,20 +53,22 @@ def estimate(
         list[str] | None, typer.Option("--param", help="One engine flag, as in --param=--max-model-len=8192.")
     ] = None,
     category: Annotated[
-        list[str] | None, typer.Option("--category", help="llm, embedding, …; detected where not given.")
+        list[str] | None, typer.Option("--category", help="llm, embedding, …. [default: detected]")
     ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Of the repository.")] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit of the repository.")
+    ] = None,
     card: Annotated[
         str | None,
         typer.Option(
             "--card",
             metavar="SIZE",
-            help="Memory of one GPU, as in 80GiB: how many it takes, what is booked there, and whether"
+            help="Memory of one GPU, as in 80GiB: says how many it takes, what is booked there, and whether"
             " that holds one longest sequence. Not for GGUF.",
         ),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option("--devices", min=1, max=15, help="GGUF: over how many GPUs. [default: 1]")
+        int | None, typer.Option("--devices", min=1, max=15, help="GGUF: number of GPUs. [default: 1]")
     ] = None,
     tensor_split: Annotated[
         str | None, typer.Option("--tensor-split", help="GGUF: shares of the GPUs, as in 3,1.")
@@ -83,7 +78,7 @@ def estimate(
         typer.Option(
             "--n-outputs",
             min=0,
-            help="GGUF: logit rows that are reserved, 0 = one per token of a batch."
+            help="GGUF: rows of logits to reserve, 0 = one per token of a batch."
             " [default: one per slot, as llama-server does]",
         ),
     ] = None,
@@ -92,28 +87,26 @@ def estimate(
 ) -> None:
     """What a model needs, part by part; needs no database.
 
-    Of a GGUF file also for every number of layers on GPUs. Exit 1 where the size of the model cannot be
-    known, it fits on no number of the cards that --card describes, or its engine would not start.
+    For a GGUF file also at every number of layers on GPUs. Exit 1 where the size of the model is not known,
+    where it fits on no number of the cards that --card describes, or where its engine would not start.
 
     Example: gpustackd estimate Qwen/Qwen2.5-7B-Instruct --param=--tensor-parallel-size=2
     """
     spec = spec_of(model, source, backend, param or (), category or (), revision)
-    memory = None if card is None else card_memory(card)
-    if spec.is_gguf:
-        if memory is not None:
-            raise UsageError("--card is not for GGUF files", "their table shows every number of layers")
-        gguf_table.answer(
-            model, spec, load_settings(config), output, devices=devices, split=tensor_split, rows=n_outputs
+    memory = None if card is None else _card_memory(card)
+    if spec.is_gguf and memory is not None:
+        raise UsageError(
+            "--card is not for GGUF files", "leave it out: their table shows every number of layers"
         )
-        return
-    found, placed = anyio.run(_breakdown, load_settings(config), spec, memory)
-    if output is Form.JSON:
-        print_json(found.as_json() | ({} if placed is None else {"card": as_json(placed)}))
-    else:
-        _show(model, found)
-        if placed is not None:
-            show_cards(placed)
-    if found.claim_vram is None or (placed is not None and not placed.gpus):
+    facts = anyio.run(_read, load_settings(config), spec)
+    try:
+        if spec.is_gguf:
+            known = _estimate_gguf(model, spec, facts, output, devices, tensor_split, n_outputs)
+        else:
+            known = _estimate(model, spec, facts, output, memory)
+    except BadRow as error:  # of this command line, not of a row
+        raise UsageError(error.problem.replace("backend_parameters", "--param", 1), error.remedy) from error
+    if not known:
         raise typer.Exit(1)
 
 
@@ -125,7 +118,8 @@ def spec_of(
     categories: Sequence[str],
     revision: str | None,
 ) -> ModelSpec:
-    """The model that the command line describes. Raise UsageError where it is no path and no repository."""
+    """The model that the command line describes. Raise UsageError where it names neither a path nor
+    a repository."""
     from gpustackd.domain.model_spec import model_spec
 
     path = Path(model).expanduser()
@@ -138,8 +132,8 @@ def spec_of(
         model = f"{owner}/{name}"
     if source is not Hub.LOCAL_PATH and model.count("/") != 1:
         raise UsageError(
-            f"{model} is neither a path that is there nor a repository",
-            "a repository is owner/name, as in Qwen/Qwen3-8B",
+            f"{model} is neither an existing path nor a repository",
+            "write a repository as owner/name, such as Qwen/Qwen3-8B",
         )
     column = {
         Hub.LOCAL_PATH: "local_path",
@@ -168,54 +162,65 @@ def _absolute(path: Path) -> str:
     return str(path.resolve())
 
 
-async def _breakdown(
-    settings: Settings, spec: ModelSpec, memory: int | None
-) -> tuple[Breakdown, OnCards | None]:
+def _card_memory(text: str) -> int:
+    """Bytes of one card. Raise UsageError for anything that is not the size of a card."""
+    from gpustackd.store.documents.fields import size
+
+    try:
+        memory = size(text)
+    except ValueError as error:
+        raise UsageError(f"--card {error}", "give the memory of one GPU, such as --card=80GiB") from None
+    if not 0 < memory <= _LARGEST_CARD:
+        problem = f"--card is {text[:40]}, which no card has"
+        raise UsageError(problem, "give the memory of one GPU, such as --card=80GiB")
+    return memory
+
+
+async def _read(settings: Settings, spec: ModelSpec) -> ModelFacts:
     from gpustackd.daemon.configure import reader_options
-    from gpustackd.estimate.breakdown import breakdown
     from gpustackd.sources.reader import Reader
 
-    async with Reader(reader_options(settings)) as models:
-        facts = await models.facts(spec)
-    try:
-        whole, placed = (breakdown(spec, facts), None) if memory is None else with_cards(spec, facts, memory)
-        return with_refusal(whole, spec, facts), placed
-    except BadRow as error:  # of this command line, not of a row
-        raise UsageError(error.problem.replace("backend_parameters", "--param", 1), error.remedy) from error
+    async with Reader(reader_options(settings)) as reader:
+        return await reader.facts(spec)
 
 
-def _show(model: str, found: Breakdown) -> None:
-    out = console()
-    what = found.architecture or "an unknown architecture"
-    kinds = f" ({', '.join(found.categories)})" if found.categories else ""
-    out.print(f"{model}: {what}{kinds}, by {found.backend}\n", markup=False)
-    each = found.per_gpu
-    count = found.parallel.tp * found.parallel.pp
-    if each is not None:
-        of_one = {
-            "weights": each.weights,
-            "kv_cache": each.kv_sequence,
-            "compute": each.compute,
-            "overhead": each.overhead,
-        }
-        rows = [
-            (_WORDS.get(part, part), _size(size), _size(of_one.get(part)) if count > 1 else "")
-            for part, size in found.parts.items()
-            if size
-        ]
-        headings = ["PART", "ALTOGETHER", f"ON EACH OF {count} GPUS" if count > 1 else ""]
-        print_table(out, headings, rows, right=headings[1:])
-        if each.kv_per_token:
-            out.print(f"\none token of context takes {each.kv_per_token / 1024:.0f} KiB on each GPU")
-            out.print(f"the longest sequence has {found.max_len} tokens")
-    claim = "not known" if found.claim_vram is None else _size(found.claim_vram)
-    ram = f", and {_size(found.claim_ram)} of RAM" if found.claim_ram else ""
-    out.print(f"\nall GPUs together must offer {claim}{ram}", style="bold")
-    for warning in found.warnings:
-        out.print(f"note: {warning}", markup=False)
+def _estimate(model: str, spec: ModelSpec, facts: ModelFacts, output: Form, memory: int | None) -> bool:
+    """Print what the model needs, with `memory` also on cards of so many bytes; whether that is known and
+    fits. Raise BadRow for flags that cannot be read."""
+    from gpustackd.cli.estimate_cards import with_cards, with_refusal
+    from gpustackd.cli.estimate_text import show_breakdown, show_cards
+    from gpustackd.estimate.breakdown import breakdown
+
+    need, cards = (breakdown(spec, facts), None) if memory is None else with_cards(spec, facts, memory)
+    need = with_refusal(need, spec, facts)
+    if output is Form.JSON:
+        print_json(need.as_json() | ({} if cards is None else {"card": asdict(cards)}))
+    else:
+        show_breakdown(console(), model, need)
+        if cards is not None:
+            show_cards(console(), cards)
+    return need.claim_vram is not None and (cards is None or cards.gpus > 0)
 
 
-def _size(size: int | None) -> str:
-    if size is None:
-        return ""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+def _estimate_gguf(
+    model: str,
+    spec: ModelSpec,
+    facts: ModelFacts,
+    output: Form,
+    devices: int | None,
+    split: str | None,
+    rows: int | None,
+) -> bool:
+    """Print what the model needs over so many `devices`; whether that is known. Raise BadRow for flags that
+    cannot be read, Refused where llama.cpp would not start."""
+    from gpustackd.cli.estimate_text import show_table
+    from gpustackd.estimate.llama_cpp.table import table
+
+    levels = table(spec, facts, devices=devices, split=split, rows=rows)
+    if output is Form.JSON:
+        print_json(levels.as_json())
+    elif not levels.refused:
+        show_table(console(), model, levels)
+    if levels.refused:
+        raise Refused(f"llama.cpp refuses to start {model}: {levels.refused}", "change its flags")
+    return levels.claim_vram is not None

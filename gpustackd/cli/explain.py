@@ -1,4 +1,4 @@
-"""`gpustackd explain`: why an instance is where it is, or why it is nowhere and what would help."""
+"""`gpustackd explain`: why an instance is where it is, or why it waits and what would help."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-EVENTS: Mapping[Cure, str] = {
+RETRIED_WHEN: Mapping[Cure, str] = {
     Cure.CAPACITY: "memory is freed or a GPU uncordoned",
-    Cure.WORKER: "a worker or GPU comes or changes",
+    Cure.WORKER: "a worker or GPU is added or changes",
     Cure.MODEL: "the model is edited",
-    Cure.FILES: "one of its files gets ready",
+    Cure.FILES: "one of its files becomes ready",
     Cure.BACKENDS: "a backend or instance type changes",
 }
-"""What a waiting instance may be tried again for, in words."""
+"""What makes a daemon try a waiting instance again."""
 MISSES_SHOWN = 3
 
 
@@ -41,23 +41,23 @@ def explain(
     config: ConfigOption = None,
     database_url: DatabaseOption = None,
 ) -> None:
-    """Why an instance is where it is, or nowhere.
+    """Why an instance is where it is, or why it waits.
 
-    Where it waits: the reasons, the nearest miss, when it is tried again, and the least changes with which
-    it would fit. Each of these was decided with; nothing is written.
+    For one that waits: the reasons, the nearest miss, when it is tried again, and the smallest changes that
+    would make it fit. Each change was checked by deciding with it; nothing is written.
 
     Example: gpustackd explain qwen-1
     """
     settings = load_settings(config, database_url)
-    told = anyio.run(answer, settings, settings.require_database(), instance)
+    answer = anyio.run(explain_instance, settings, settings.require_database(), instance)
     if output is Form.JSON:
-        print_json(told)
+        print_json(answer)
     else:
-        show(console(), told)
+        show(console(), answer)
 
 
-async def answer(settings: Settings, url: str, name: str) -> dict[str, Any]:
-    """Everything that is told of an instance, as data. Raises Refused where there is none of that name,
+async def explain_instance(settings: Settings, url: str, name: str) -> dict[str, Any]:
+    """All that is known of an instance, as data. Raise Refused where there is none of that name,
     DatabaseUnavailable or WrongRevision."""
     from gpustackd.daemon.whatif.compose import uncollected
     from gpustackd.store.postgres.inventory import InventoryReads
@@ -76,7 +76,7 @@ async def answer(settings: Settings, url: str, name: str) -> dict[str, Any]:
 async def _explained(
     settings: Settings, store: PostgresStore, connection: Connection, row: Row
 ) -> Explanation | None:
-    """The decision made anew, as a daemon with these settings would make it."""
+    """The decision that a daemon with these settings would make now; None where one is being made."""
     from gpustackd.daemon.whatif.compose import held_by_others, standing_on
     from gpustackd.daemon.whatif.explain import explain
     from gpustackd.placement.advice.changes import Holder
@@ -85,7 +85,7 @@ async def _explained(
 
     queue = await store.waiting(None)
     mine = next((w for w in queue if w.id == row["id"]), None)
-    if mine is None:  # a daemon looks at it in this moment
+    if mine is None:  # a daemon has claimed it at this moment
         created = datetime.fromisoformat(row["created_at"])
         mine = WaitingInstance(row["id"], row["name"], row["model_id"], row["placement_epoch"],
                                row["attempts"], row["priority"], created, 0.0, None)  # fmt: skip
@@ -137,7 +137,7 @@ def _waiting(row: Row, latest: Row | None, known: Explanation | None, now: datet
     cures = refusal.cures if refusal is not None else Cure.ANY
     again = row["next_attempt_at"]
     if again is not None and datetime.fromisoformat(again) <= now:
-        again = None  # due since then: whoever has it in hand has not written yet
+        again = None  # overdue: the daemon that works on it has not written yet
     advice = known.advice if known is not None else None
     misses = [m.as_json() | {"text": m.text} for m in advice.misses[:MISSES_SHOWN]] if advice else []
     return {
@@ -146,8 +146,8 @@ def _waiting(row: Row, latest: Row | None, known: Explanation | None, now: datet
         "counts": _counts(reasons),
         "pool": pool or (latest["pool"] if latest else None) or [],
         "next_attempt_at": again,
-        "cures": [c.name.lower() for c in EVENTS if c in cures and c.name],
-        "tried_again": _events(cures),
+        "cures": [c.name.lower() for c in RETRIED_WHEN if c in cures and c.name],
+        "tried_again": _retried(cures),
         "ahead": known.ahead if known is not None else None,
         "fits_now": _parts(outcome) if isinstance(outcome, Placed) else None,
         "nearest_miss": misses[0] if misses else None,
@@ -173,8 +173,8 @@ def _counts(reasons: Any) -> list[dict[str, Any]]:
     return counts
 
 
-def _events(cures: Cure) -> str:
-    words = [text for cure, text in EVENTS.items() if cure in cures]
+def _retried(cures: Cure) -> str:
+    words = [text for cure, text in RETRIED_WHEN.items() if cure in cures]
     if not words:
         return "at every rescan"
     joined = words[0] if len(words) == 1 else f"{', '.join(words[:-1])}, or {words[-1]}"
@@ -195,7 +195,7 @@ def why_it_won(candidates: Sequence[Row]) -> str | None:
     first = candidates[0]
     name = first.get("worker", "?")
     if len(candidates) == 1:
-        return f"{name} was the only place"
+        return f"{name} was the only candidate"
     second = candidates[1]
     best, next_best = first.get("score"), second.get("score")
     if not isinstance(best, int | float) or not isinstance(next_best, int | float):
@@ -205,8 +205,8 @@ def why_it_won(candidates: Sequence[Row]) -> str | None:
     if ahead <= 0:
         even = sum(c.get("score") == best for c in candidates)
         return (
-            f"{name} and {even - 1} more have the same score: fewer hosts, then less memory booked, then the"
-            " instance's name decide"
+            f"{name} and {even - 1} more have the same score; the tie is broken by fewer hosts, then less"
+            " memory booked, then a hash of the instance's name"
         )
     mine, theirs = first.get("parts") or {}, second.get("parts") or {}
     gains = {

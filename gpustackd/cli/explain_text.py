@@ -7,15 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from gpustackd.cli.get import as_list
-from gpustackd.cli.output import gib, moment, print_table, state
+from gpustackd.cli.output import as_list, gib, moment, on_gpus, print_table, state
 from gpustackd.domain.lifecycle import InstanceState
 
 Row = Mapping[str, Any]
 
 
 def show(out: Console, answer: Row) -> None:
-    """The answer as `explain.explanation` makes it, in lines."""
+    """Print what `explain.explanation` returns."""
     out.print(f"{answer['name']}, an instance of {answer['model']}, is ", end="", markup=False)
     out.print(state(answer["state"]), end="")
     if answer["placement"]:
@@ -26,7 +25,7 @@ def show(out: Console, answer: Row) -> None:
         out.print()
         _show_waiting(out, answer)
     if len(answer["history"]) > 1:
-        out.print("\nBefore, newest first:")
+        out.print("\nEarlier decisions, newest first:")
         rows = [
             (moment(h["created_at"]), h["outcome"], h["attempt"], h["replica"]) for h in answer["history"][1:]
         ]
@@ -34,20 +33,22 @@ def show(out: Console, answer: Row) -> None:
 
 
 def _show_state(out: Console, answer: Row) -> None:
-    """What was reported of an instance that has a place, and what comes of it."""
+    """What a worker reported of an instance that has a place, and what will happen to it."""
     placement = answer["placement"]
     for line in (answer.get("state_message") or "").strip().splitlines():
         out.print(f"  {line}", markup=False)
     failures, restarts = placement.get("failures") or 0, placement.get("restart_count") or 0
     if failures or restarts:
-        out.print(f"  failed here {_times(failures)}, restarted {_times(restarts)} since it last ran stably")
+        out.print(f"  failed here {_times(failures)}, restarted {_times(restarts)} since it last was stable")
     if answer["state"] == InstanceState.ERROR:
         if placement.get("restart_on_error") is False:
-            out.print("  it is not restarted: restart_on_error of its model is false")
+            out.print("  it is not restarted: its model has restart_on_error = false")
         else:
-            out.print("  it is restarted here, or placed elsewhere, when its time has come")
+            out.print("  it will be restarted here or placed elsewhere after its backoff")
     if placement.get("draining_since"):
-        out.print(f"  drains since {moment(placement['draining_since'])}: surplus, it is deleted when due")
+        out.print(
+            f"  draining since {moment(placement['draining_since'])}: it is surplus and will be deleted"
+        )
 
 
 def _times(number: int) -> str:
@@ -65,7 +66,7 @@ def _show_placement(out: Console, placement: Row) -> None:
         )
     _show_pool(out, placement["pool"])
     if placement["candidates"]:
-        out.print("\nThe best candidates, the first was taken:")
+        out.print("\nBest candidates (the first was chosen):")
         for n, candidate in enumerate(placement["candidates"], 1):
             out.print(f"  {n}. {candidate_words(candidate)}", markup=False)
         if placement["won"]:
@@ -75,14 +76,13 @@ def _show_placement(out: Console, placement: Row) -> None:
 def _show_waiting(out: Console, answer: Row) -> None:
     waiting = answer["waiting"]
     if waiting["fits_now"]:
-        places = [f"{p['worker']} {p['gpu_type'] or 'cpu'}:{_indexes(p)}" for p in waiting["fits_now"]]
-        out.print(f"  it would fit now, on {' + '.join(places)}", markup=False)
+        out.print(f"  it would fit now, on {_where(waiting['fits_now'])}", markup=False)
     elif waiting["message"]:
         for line in waiting["message"].strip().splitlines():
             out.print(f"  {line}", markup=False)
     if not waiting["message"] or waiting["fits_now"]:
         if not answer["history"]:
-            out.print("  nobody has looked at it yet; is a daemon running? (`gpustackd run`)")
+            out.print("  no daemon has looked at it yet; is one running? (`gpustackd run`)")
         if not waiting["fits_now"]:
             return
     _show_pool(out, waiting["pool"])
@@ -92,8 +92,8 @@ def _show_waiting(out: Console, answer: Row) -> None:
     _show_suggestions(out, waiting)
     if waiting["ahead"]:
         count = waiting["ahead"]
-        out.print(f"\n{count} instance{'s' if count > 1 else ''} that wait{'' if count > 1 else 's'} come"
-                  f"{'' if count > 1 else 's'} before it in the queue.")  # fmt: skip
+        ahead = f"{count} waiting instances are" if count > 1 else "1 waiting instance is"
+        out.print(f"\n{ahead} ahead of it in the queue.")
     if waiting["next_attempt_at"]:
         out.print(f"\nTried again at {moment(waiting['next_attempt_at'])},", markup=False)
         out.print(f"or {waiting['tried_again']}.")
@@ -103,20 +103,16 @@ def _show_waiting(out: Console, answer: Row) -> None:
 
 def _show_suggestions(out: Console, waiting: Row) -> None:
     if waiting["suggestions"]:
-        out.print("\nAny one of these would do, the least first (each was decided with):")
+        out.print("\nAny one of these changes would make it fit, smallest first (each was checked):")
         for n, one in enumerate(waiting["suggestions"], 1):
             out.print(f"  {n}. {one['text']}", markup=False)
             out.print(f"     it would go to {_where(one['placement'])}", markup=False, style="dim")
     elif waiting["advised"]:
-        out.print("\nNo single change that was tried would do.")
+        out.print("\nNone of the single changes that were checked would make it fit.")
 
 
 def _where(parts: Sequence[Row]) -> str:
-    return " + ".join(f"{p['worker']} {p['gpu_type'] or 'cpu'}:{_indexes(p)}" for p in parts)
-
-
-def _indexes(part: Row) -> str:
-    return ",".join(str(i) for i in part["gpu_indexes"]) or "-"
+    return " + ".join(on_gpus(p["worker"], p["gpu_type"], p["gpu_indexes"]) for p in parts)
 
 
 def _show_pool(out: Console, pool: Sequence[Row]) -> None:

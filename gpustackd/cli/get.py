@@ -1,4 +1,4 @@
-"""`gpustackd get`: what is there."""
+"""`gpustackd get`: lists of what the database holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Output, OutputOption, database
-from gpustackd.cli.output import console, gib, print_json, print_table, state
+from gpustackd.cli.output import as_list, console, first_line, gib, on_gpus, print_json, print_table, state
 
 Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], Any]]
@@ -37,7 +37,7 @@ def get(
 ) -> None:
     """List clusters, workers, GPUs, models or instances.
 
-    JSON is always a list, sizes are bytes in it.
+    JSON is always a list; sizes in it are bytes.
 
     Example: gpustackd get instances -o wide
     """
@@ -60,20 +60,8 @@ def get(
 
 
 def _show(columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    numbers = {
-        "GPUS",
-        "WORKERS",
-        "READY",
-        "MODELS",
-        "INSTANCES",
-        "PRIORITY",
-        "ATTEMPTS",
-        "REPLICAS",
-        "RAM",
-        "VRAM",
-    }
     cells = [[cell(r) for _, cell in columns] for r in rows]
-    print_table(console(), [heading for heading, _ in columns], cells, right=numbers)
+    print_table(console(), [heading for heading, _ in columns], cells, right=_NUMBERS)
 
 
 def _used(used: str, total: str) -> Callable[[Row], str]:
@@ -88,22 +76,13 @@ def place(r: Row) -> str:
     """`worker type:0,1 + other …`: where an instance is, `-` where it is nowhere."""
     if not r["worker"]:
         return "-"
-    main = _cards(r["worker"], r["gpu_type"], r["gpu_indexes"])
+    main = on_gpus(r["worker"], r["gpu_type"], r["gpu_indexes"])
     others = [
-        _cards(s.get("worker_name"), s.get("gpu_type"), s.get("gpu_indexes"))
+        on_gpus(s.get("worker_name"), s.get("gpu_type"), s.get("gpu_indexes"))
         for s in as_list(r["subordinates"])
         if isinstance(s, Mapping)
     ]
     return " + ".join([main, *others])
-
-
-def _cards(worker: str | None, kind: str | None, indexes: Any) -> str:
-    return f"{worker} {kind}:{','.join(str(i) for i in as_list(indexes))}" if indexes else f"{worker} cpu"
-
-
-def as_list(value: Any) -> list[Any]:
-    """A jsonb column that should hold a list; a user's statement may have put in anything."""
-    return value if isinstance(value, list) else []
 
 
 def _joined(value: Any, mark: str) -> str:
@@ -114,28 +93,26 @@ def _joined(value: Any, mark: str) -> str:
 
 def why(r: Row) -> str:
     """The reason that holds for the most workers, else the first one; else the message itself."""
-    told = [
+    reasons = [
         x for x in as_list(r["reasons"]) if isinstance(x, Mapping) and x.get("level", "reject") == "reject"
     ]
-    if r["worker"] or not told:
+    if r["worker"] or not reasons:
         lines = [line.strip().removeprefix("- ") for line in (r["state_message"] or "").splitlines()]
         lines = [line for line in lines if line]
         heading = len(lines) > 1 and lines[0].endswith(":")
         return first_line(lines[1] if heading else lines[0] if lines else "")
-    return first_line(str(max(told, key=_held_for).get("text") or ""))
+    return first_line(str(max(reasons, key=_workers_of).get("text") or ""))
 
 
-def _held_for(reason: Row) -> int:
+def _workers_of(reason: Row) -> int:
     params = reason.get("params")
     counts = [params.get(k) for k in ("dropped", "workers")] if isinstance(params, Mapping) else []
     return max((c for c in counts if isinstance(c, int)), default=0)
 
 
-def first_line(text: str | None, limit: int = 90) -> str:
-    """The beginning of a message, for a table."""
-    line = (text or "").strip().splitlines()[0] if text and text.strip() else ""
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
+_NUMBERS = {
+    "GPUS", "WORKERS", "READY", "MODELS", "INSTANCES", "PRIORITY", "ATTEMPTS", "REPLICAS", "RAM", "VRAM",
+}  # fmt: skip
 
 _COLUMNS: Mapping[ResourceKind, Sequence[Column]] = {
     ResourceKind.CLUSTERS: [

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the settings they lead to."""
+"""Options that several commands share, and how they lead to settings."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ class Form(StrEnum):
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings as TOML (GPUSTACKD_CONFIG names one too)."),
+    typer.Option(
+        "--config", metavar="FILE", help="Settings as TOML. [default: the file GPUSTACKD_CONFIG names]"
+    ),
 ]
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="table, wide (more columns), or json of a stable shape.")
+    Output, typer.Option("--output", "-o", help="table, wide (more columns), or json (stable shape).")
 ]
-FormOption = Annotated[Form, typer.Option("--output", "-o", help="text, or json of a stable shape.")]
+FormOption = Annotated[Form, typer.Option("--output", "-o", help="text, or json (stable shape).")]
 DatabaseOption = Annotated[
     str | None,
-    typer.Option("--database-url", metavar="URL", help="The database, in place of GPUSTACKD_DATABASE_URL."),
+    typer.Option("--database-url", metavar="URL", help="The database. [default: GPUSTACKD_DATABASE_URL]"),
 ]
 
 

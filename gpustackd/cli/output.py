@@ -1,4 +1,4 @@
-"""Answers on stdout: JSON of a stable shape, or tables for people."""
+"""Output of commands: JSON of a stable shape or tables for people, and how values look in them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATE_STYLES = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that wraps nothing and colours nothing where no person looks."""
+    """A console for people; without colours, and without wrapping, where the output is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else PIPED_WIDTH
@@ -40,14 +40,15 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
+    """The value, indented; what JSON does not know as text."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def print_table(
     out: Console, headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()
 ) -> None:
-    """A table without lines; columns named in `right` are aligned to the right. In a terminal it is folded to
-    fit; elsewhere a row is a line, however long."""
+    """A table without lines; columns named in `right` are aligned to the right. In a terminal cells are
+    wrapped to fit; elsewhere a row is a line, however long."""
     right = set(right)
     cells = [[cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in row] for row in rows]
     if out.is_terminal:
@@ -69,12 +70,39 @@ def print_table(
 
 
 def state(word: str) -> Text:
+    """The state of a worker or an instance, coloured by how well it is."""
     return Text(word, style=STATE_STYLES.get(word, ""))
 
 
 def gib(size: int | None) -> str:
     """Bytes in GiB, as people compare cards; `?` where unknown."""
     return "?" if size is None else f"{size / 2**30:.1f} GiB" if size else "0"
+
+
+def size_of(size: int | None) -> str:
+    """Bytes in GiB or MiB, to the hundredth or tenth; empty where unknown."""
+    if size is None:
+        return ""
+    if not size:
+        return "0"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def on_gpus(worker: str | None, gpu_type: str | None, indexes: Any) -> str:
+    """`worker type:0,1`, or `worker cpu`: where a part of an instance is."""
+    listed = ",".join(str(i) for i in as_list(indexes))
+    return f"{worker} {gpu_type}:{listed}" if listed else f"{worker} cpu"
+
+
+def as_list(value: Any) -> list[Any]:
+    """A jsonb column that should hold a list; a user's statement may have written anything."""
+    return value if isinstance(value, list) else []
+
+
+def first_line(text: str | None, limit: int = 90) -> str:
+    """The beginning of a message, for a table."""
+    line = (text or "").strip().splitlines()[0] if text and text.strip() else ""
+    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def moment(iso: str | None) -> str:

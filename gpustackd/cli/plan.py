@@ -29,39 +29,39 @@ def plan(
 ) -> None:
     """What would happen if these documents were applied now.
 
-    Every instance that they ask for (ModelInstance documents, and of a model with replicas as many as are
-    missing) is tried on a copy of the present fleet, by the code that daemons decide with. Nothing is
-    written. Exit 1 where something does not fit.
+    Every instance that they ask for (ModelInstance documents, and the missing replicas of Model documents) is
+    placed on a copy of the present fleet, by the same code that daemons run. Nothing is written. Exit 1 where
+    something does not fit.
 
     Example: gpustackd plan -f models.yaml
     """
     settings = load_settings(config, database_url)
     texts = [read_file(path) for path in file]
-    told = anyio.run(answer, settings, settings.require_database(), texts)
+    answer = anyio.run(plan_documents, settings, settings.require_database(), texts)
     if output is Form.JSON:
-        print_json({k: v for k, v in told.items() if k != "fleet"})
+        print_json({k: v for k, v in answer.items() if k != "fleet"})
     else:
         from gpustackd.cli.plan_text import show
 
-        show(console(), told)
-    if not told["fits"]:
+        show(console(), answer)
+    if not answer["fits"]:
         raise typer.Exit(1)
 
 
-async def answer(settings: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """The plan of documents, each a (text, name) of a file, as data. Raises Refused where `apply` would
+async def plan_documents(settings: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The plan of documents, each a (text, name) of a file, as data. Raise Refused where `apply` would
     refuse one, DatabaseUnavailable or WrongRevision."""
     from gpustackd.daemon.whatif.compose import planned, uncollected
     from gpustackd.store.documents.reading import read_documents
 
     files = [read_documents(text, name) for text, name in texts]
     async with uncollected(), planned(url, settings, files) as (made, names):
-        return answer_of(made, names)
+        return _as_data(made, names)
 
 
-def answer_of(made: Plan, names: Mapping[int, tuple[str, str]]) -> dict[str, Any]:
-    """The plan as data. `names`: (instance, model) by instance id, of everything that holds something."""
-    from gpustackd.cli.what_is_left import gpu_rows, left, worker_rows
+def _as_data(made: Plan, names: Mapping[int, tuple[str, str]]) -> dict[str, Any]:
+    """The plan as data. `names`: (instance, model) by id, of every instance that holds memory."""
+    from gpustackd.cli.planned_fleet import gpu_rows, remaining, worker_rows
 
     known = {**names, **{t.id: (t.name, t.model) for t in made.trials}}
     fleet = made.standing.fleet
@@ -81,7 +81,7 @@ def answer_of(made: Plan, names: Mapping[int, tuple[str, str]]) -> dict[str, Any
         "others": [
             {"instance": t.name, "model": t.model, "placed": t.placed} for t in made.trials if not t.asked
         ],
-        "left": left(fleet),
+        "left": remaining(fleet),
         "warnings": list(made.warnings),
         "fleet": (worker_rows(fleet), gpu_rows(fleet, known)),
     }  # fmt: skip

@@ -7,20 +7,19 @@ from typing import Any
 
 from rich.console import Console
 
-from gpustackd.cli.get import first_line
-from gpustackd.cli.output import gib, print_table
-from gpustackd.cli.picture import legend, picture
+from gpustackd.cli.fleet_picture import legend, picture
+from gpustackd.cli.output import first_line, gib, on_gpus, print_table
 
 Row = Mapping[str, Any]
 
-NAMED = 8
-"""Instances named where many lack the same."""
-DRAWN = 40
+MOST_NAMED = 8
+"""Instances that are named where many have the same reason."""
+MOST_DRAWN = 40
 """Workers in the picture."""
 
 
 def show(out: Console, answer: Row) -> None:
-    """The plan as `plan.answer_of` makes it: who goes where, how many of each fit, what is left."""
+    """Print what `plan.plan_documents` returns: where each instance goes, how many fit, what is left."""
     if answer["placements"]:
         rows = [
             (p["instance"], p["model"], _place(p), gib(sum(sum(x["vram"].values()) for x in _parts(p))))
@@ -46,42 +45,45 @@ def show(out: Console, answer: Row) -> None:
     if models:
         print_table(out, ["MODEL", "FIT", "NEW", "PEAK", ""], models, right=["FIT", "NEW", "PEAK"])
     else:
-        out.print("The documents ask for no instance.")
+        out.print("The documents ask for no instances.")
     _show_others(out, answer["others"])
     _show_left(out, answer)
     for warning in answer["warnings"]:
         out.print(f"note: {first_line(warning, 300)}", markup=False)
-    out.print(f"\n{'' if answer['fits'] else 'not '}everything fits; nothing was written", style="bold")
+    fits = "everything fits" if answer["fits"] else "not everything fits"
+    out.print(f"\n{fits}; nothing was written", style="bold")
 
 
 def _by_message(unplaced: Sequence[Row]) -> dict[str, list[str]]:
-    """Instances by what is said of them: replicas of one model mostly lack the same."""
-    found: dict[str, list[str]] = {}
+    """Instances by their message: replicas of one model mostly have the same."""
+    by_message: dict[str, list[str]] = {}
     for u in unplaced:
-        found.setdefault((u["message"] or "").strip(), []).append(u["instance"])
-    return found
+        by_message.setdefault((u["message"] or "").strip(), []).append(u["instance"])
+    return by_message
 
 
 def _listed(instances: Sequence[str]) -> str:
     if len(instances) == 1:
         return f"{instances[0]} has"
-    if len(instances) <= NAMED:
+    if len(instances) <= MOST_NAMED:
         return f"{', '.join(instances)} have"
-    return f"{', '.join(instances[: NAMED - 1])} … {instances[-1]} ({len(instances)} instances) have"
+    return f"{', '.join(instances[: MOST_NAMED - 1])} … {instances[-1]} ({len(instances)} instances) have"
 
 
 def _show_others(out: Console, others: Sequence[Row]) -> None:
     if others:
         placed = sum(o["placed"] for o in others)
         out.print(
-            f"\n{len(others)} instances wait already and are no part of this; {placed} would have a place"
+            f"\n{len(others)} instances of other documents already wait; {placed} of them would be placed"
         )
 
 
 def _show_left(out: Console, answer: Row) -> None:
     workers, gpus = answer["fleet"]
     touched = {x["worker"] for p in answer["placements"] for x in _parts(p)}
-    shown = workers if len(workers) <= DRAWN else [w for w in workers if w["name"] in touched][:DRAWN]
+    shown = (
+        workers if len(workers) <= MOST_DRAWN else [w for w in workers if w["name"] in touched][:MOST_DRAWN]
+    )
     if shown:
         names = {w["name"] for w in shown}
         out.print("\nThe fleet would be:" if len(shown) == len(workers) else "\nThese workers would be:")
@@ -102,12 +104,7 @@ def _parts(placement: Row) -> list[Row]:
 
 
 def _place(placement: Row) -> str:
-    return " + ".join(
-        f"{p['worker']} {p['gpu_type']}:{','.join(map(str, p['gpu_indexes']))}"
-        if p["gpu_indexes"]
-        else f"{p['worker']} cpu"
-        for p in _parts(placement)
-    )
+    return " + ".join(on_gpus(p["worker"], p["gpu_type"], p["gpu_indexes"]) for p in _parts(placement))
 
 
 def _peak(model: Row) -> str:

@@ -1,4 +1,4 @@
-"""The program: its commands, and what becomes of an error."""
+"""The program: its commands, and how an error ends it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpustackd.cli.worker import worker
 app = typer.Typer(
     name="gpustackd",
     help="Decides on which workers and GPUs the instances of AI models run.",
-    epilog="The database is named by GPUSTACKD_DATABASE_URL or the PG* variables. Every command has --help.",
+    epilog="Set the database by GPUSTACKD_DATABASE_URL or the PG* variables. Every command has --help.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,7 +57,8 @@ for command in (run, migrate, check, apply, get, explain, plan, estimate, audit,
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit with its code (contract section 2)."""
+    """Run the command line of this process and exit with its code: 0 done or yes, 1 the answer is no, 2
+    wrong usage or settings, 3 no usable database."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path of this host need not be text
             stream.reconfigure(errors="backslashreplace")
@@ -68,7 +69,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
-        sys.exit(failure.tell(error))
+        sys.exit(failure.report(error))
     sys.exit(0)
 
 

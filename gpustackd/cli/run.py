@@ -18,36 +18,41 @@ if TYPE_CHECKING:
 
 def run(
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="Bring a PostgreSQL of its own, with its data in DIR.")
+        bool, typer.Option("--embedded", help="Start a PostgreSQL of its own, with its data in DIR.")
     ] = False,
     directory: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIR]", help="With --embedded: where the data are. [default: ~/.local/share/gpustackd]"
+            metavar="[DIR]",
+            help="With --embedded: directory of the data. [default: ~/.local/share/gpustackd]",
         ),
     ] = None,
     migrate: Annotated[bool, typer.Option("--migrate", help="Bring the schema up to date first.")] = False,
     config: ConfigOption = None,
     database_url: DatabaseOption = None,
     http: Annotated[
-        str | None, typer.Option("--http", metavar="HOST:PORT", help="Health and metrics; `off` for none.")
+        str | None,
+        typer.Option("--http", metavar="HOST:PORT", help="Address for health and metrics, or off."),
     ] = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="debug, info, warning or error.")
     ] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or text.")] = None,
-    replica: Annotated[str | None, typer.Option("--replica", help="Name in logs and records.")] = None,
+    replica: Annotated[
+        str | None,
+        typer.Option("--replica", help="Its name in logs and records. [default: host and process id]"),
+    ] = None,
 ) -> None:
-    """The daemon, until SIGTERM or SIGINT.
+    """The daemon, in the foreground until SIGTERM or SIGINT.
 
-    Run as many replicas as you like on one database.
+    Any number of them can run on one database.
 
     Example: gpustackd run --embedded ./data
     """
     if directory is not None and not embedded:
-        raise UsageError(f"{directory} is no option of run", "a directory goes with --embedded")
+        raise UsageError(f"run does not take {directory}", "a directory goes with --embedded")
     if embedded and database_url:
-        raise UsageError("--embedded and --database-url are two databases", "give one of them")
+        raise UsageError("--embedded and --database-url name two databases", "give one of them")
     settings = load_settings(
         config, database_url, http=http, log_level=log_level, log_format=log_format, replica=replica
     )
@@ -64,7 +69,7 @@ async def _daemon(settings: Settings, embedded: Path | None, migrate: bool) -> N
 
 
 def default_directory() -> Path:
-    """Where the data of `run --embedded` are when nobody says."""
+    """Where `run --embedded` keeps its data by default."""
     base = os.environ.get("XDG_DATA_HOME")
     try:
         return (Path(base) if base else Path.home() / ".local" / "share") / "gpustackd"

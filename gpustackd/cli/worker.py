@@ -1,4 +1,4 @@
-"""`gpustackd worker`: this host, or made-up hosts, as workers that beat."""
+"""`gpustackd worker`: this host, or simulated hosts, as workers that send heartbeats."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 def worker(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="The worker; with --simulate several. [default: the hostname]"),
+        typer.Argument(
+            metavar="NAME", help="Name of the worker; several with --simulate. [default: the hostname]"
+        ),
     ] = None,
     simulate: Annotated[
         bool,
-        typer.Option(
-            "--simulate", help="Take what is placed on NAME through to RUNNING; nothing is started."
-        ),
+        typer.Option("--simulate", help="Report what is placed on NAME as running; nothing is started."),
     ] = False,
     create: Annotated[
-        bool, typer.Option("--create", help="With --simulate: make up workers that do not exist.")
+        bool, typer.Option("--create", help="With --simulate: register workers that do not exist.")
     ] = False,
     gpus: Annotated[
         str | None, typer.Option("--gpus", metavar="8x80GiB", help="With --create: its GPUs. [default: none]")
@@ -43,24 +43,31 @@ def worker(
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="NAME", help="The cluster of a worker that is registered."),
+        typer.Option("--cluster", metavar="NAME", help="Cluster to register the worker in."),
     ] = None,
     ip: Annotated[
-        str | None, typer.Option("--ip", help="This host's address. [default: that of its default route]")
+        str | None,
+        typer.Option("--ip", help="Address of this host. [default: the one its default route uses]"),
     ] = None,
     delay: Annotated[
         float | None,
         typer.Option(
-            "--delay", metavar="SECONDS", help="With --simulate: between two states. [default: 0.5]"
+            "--delay", metavar="SECONDS", help="With --simulate: time between two states. [default: 0.5]"
         ),
     ] = None,
     fail_rate: Annotated[
-        float | None, typer.Option("--fail-rate", metavar="0..1", help="With --simulate: starts that fail.")
+        float | None,
+        typer.Option(
+            "--fail-rate", metavar="0..1", help="With --simulate: share of starts that fail. [default: 0]"
+        ),
     ] = None,
     fail_message: Annotated[
-        str | None, typer.Option("--fail-message", metavar="TEXT", help="What those report in ERROR.")
+        str | None,
+        typer.Option("--fail-message", metavar="TEXT", help="With --simulate: message of starts that fail."),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes the same starts fail again.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="With --simulate: makes the same starts fail again.")
+    ] = None,
     config: ConfigOption = None,
     database_url: DatabaseOption = None,
     log_level: Annotated[
@@ -70,9 +77,9 @@ def worker(
 ) -> None:
     """This host as a worker, or simulated workers, until SIGTERM or SIGINT.
 
-    Registers this host's RAM, CPU architecture and NVIDIA GPUs and keeps the heartbeat; it starts no engines.
-    With --simulate it keeps the heartbeats of workers that exist (or are made up with --create) and reports
-    what is placed there as INITIALIZING, DOWNLOADING, STARTING and RUNNING, or as failed.
+    Registers this host's RAM, CPU architecture and NVIDIA GPUs and sends its heartbeats; it starts no
+    engines. With --simulate it sends the heartbeats of workers that exist (or that --create makes up) and
+    reports the instances placed there as INITIALIZING, DOWNLOADING, STARTING and RUNNING, or as failed.
 
     Example: gpustackd worker --simulate node-1 node-2 --create --gpus 8x80GiB --ram 512GiB
     """
@@ -85,14 +92,16 @@ def worker(
         _check_simulated(given, create, {"--gpus": gpus, "--ram": ram, "--cluster": cluster}, ip)
     else:
         _refuse(
-            {**only_simulated, "--gpus": gpus, "--ram": ram}, "--simulate", "this host is looked at as it is"
+            {**only_simulated, "--gpus": gpus, "--ram": ram}, "--simulate", "this host is registered as it is"
         )
         if len(given) > 1:
-            raise UsageError("this host is one worker", "give one NAME, or add --simulate")
+            raise UsageError("this host is only one worker", "give one NAME, or add --simulate")
     if delay is not None and not (math.isfinite(delay) and delay >= 0):
-        raise UsageError(f"--delay {delay:g} is no length of time", "give seconds, such as --delay 0.5")
+        raise UsageError(f"--delay {delay:g} is not a duration", "give seconds, such as --delay 0.5")
     if fail_rate is not None and not 0 <= fail_rate <= 1:
-        raise UsageError(f"--fail-rate {fail_rate:g} is no share", "give a number from 0 to 1")
+        raise UsageError(
+            f"--fail-rate {fail_rate:g} is not a share", "give a number from 0 to 1, such as 0.1"
+        )
     settings = load_settings(config, database_url, log_level=log_level, log_format=log_format)
     settings.require_database()
     if not simulate:
@@ -118,14 +127,15 @@ def _check_simulated(
     if not given:
         raise UsageError("--simulate needs the name of a worker", "gpustackd worker --simulate NAME")
     if ip is not None:
-        raise UsageError("--ip is for this host, not for simulated workers", "leave one of them out")
+        raise UsageError("--ip is for this host, not for simulated workers", "leave out --ip or --simulate")
     if not create:
         _refuse(made_up, "--create", "workers that exist keep what they have")
 
 
 def _refuse(options: dict[str, Any], needed: str, why: str) -> None:
     if wrong := [name for name, value in options.items() if value is not None]:
-        raise UsageError(f"{', '.join(wrong)} goes with {needed}", f"add {needed}, or leave it out: {why}")
+        verb = "go" if len(wrong) > 1 else "goes"
+        raise UsageError(f"{', '.join(wrong)} {verb} with {needed}", f"add {needed}, or leave it out: {why}")
 
 
 async def _simulate(

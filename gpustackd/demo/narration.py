@@ -1,4 +1,4 @@
-"""Says what the demonstration does while it does it, and keeps what did not hold."""
+"""Says what the demo does while it does it, and remembers what did not hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ERASE = Control((ControlType.ERASE_IN_LINE, 2), ControlType.CARRIAGE_RETURN)
 
 
 class Narration:
-    """Steps with the time they took, findings that hold or do not."""
+    """Steps with the time they took, and checks that hold or do not; `failures` are those that do not."""
 
     def __init__(self, out: Console) -> None:
         self.out = out
@@ -24,12 +24,12 @@ class Narration:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.perf_counter() - self.began
 
     @contextmanager
     def step(self, doing: str) -> Iterator[list[str]]:
-        """A step; what is put into the list is said behind it. A terminal sees it as it begins."""
+        """A step; what is put into the list is printed after its name. A terminal shows it as it begins."""
         began = time.perf_counter()
         notes: list[str] = []
         live = sys.stdout.isatty()
@@ -37,16 +37,17 @@ class Narration:
             self.out.print(f"  …       {doing}", markup=False, end="\r")
         yield notes
         took = time.perf_counter() - began
-        said = f"{doing}: {'; '.join(notes)}" if notes else doing
+        line = f"{doing}: {'; '.join(notes)}" if notes else doing
         if live:
             self.out.control(_ERASE)
-        self.out.print(f"  {took:5.2f} s {said}", markup=False)
+        self.out.print(f"  {took:5.2f} s {line}", markup=False)
 
     def say(self, text: str = "", *, style: str = "") -> None:
+        """A line as it is."""
         self.out.print(text, style=style, markup=False)
 
-    def finding(self, holds: bool, text: str) -> None:
-        """Something that must hold; the demonstration fails where it does not."""
+    def check(self, holds: bool, text: str) -> None:
+        """Something that must hold; the demo fails where it does not."""
         mark, style = ("ok  ", "green") if holds else ("FAIL", "red")
         self.out.print(f"  {mark}", style=style, end=" ")
         self.out.print(text, markup=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpustackd.cli.explain import answer
+from gpustackd.cli.explain import explain_instance
 from gpustackd.settings import load
 from gpustackd.store.documents.apply import apply_documents
 from gpustackd.store.documents.reading import read_documents
@@ -57,7 +57,7 @@ async def run(site: Site, tmp_path: Path, seeds: Iterable[int], tell: Callable[[
             fleets += 1
             if waiting:
                 row = now.chance.choice(waiting)
-                told = (await answer(settings, site.url, row["name"]))["waiting"]
+                told = (await explain_instance(settings, site.url, row["name"]))["waiting"]
                 assert told["fits_now"] is None, f"seed {seed}: {row['name']} fits, but nobody placed it"
                 if told["suggestions"]:
                     chosen = now.chance.choice(told["suggestions"])

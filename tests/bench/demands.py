@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpustackd.demo.models.sparse import ModelFiles, write_model
+from gpustackd.demo.models.sparse import SparseModel, write_model
 
 ONE, MANY, OVER = "one", "many", "over"
 
@@ -65,6 +65,6 @@ def write_models(into: Path) -> list[BenchModel]:
         for n in range(kind.count):
             layers = kind.layers[(n * step) % len(kind.layers)]
             path = into / f"{kind.name}-{len(made)}"
-            write_model(path, ModelFiles(config(kind.hidden, layers)))
+            write_model(path, SparseModel(config(kind.hidden, layers)))
             made.append(BenchModel(path.name, kind.name, path, kind.pool, kind.parameters))
     return [made[n * 37 % len(made)] for n in range(len(made))]

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import anyio.to_thread
 
-from gpustackd.cli.explain import answer
+from gpustackd.cli.explain import explain_instance
 from gpustackd.settings import load
 from tests.bench.daemons import replicas
 from tests.bench.figure import Figure
@@ -60,7 +60,7 @@ async def explain(stage: Stage, folder: Path, number: int, tell: Callable[[str],
         told: dict[str, object] = {}
         for _ in range(ROUNDS):
             began = perf_counter()
-            told = await answer(settings, stage.url, name)
+            told = await explain_instance(settings, stage.url, name)
             times.append((perf_counter() - began) * 1000)
         waiting = told["waiting"]
         assert isinstance(waiting, dict)

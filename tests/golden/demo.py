@@ -14,8 +14,7 @@ import yaml
 from gpustackd.daemon.whatif.compose import standing_on
 from gpustackd.daemon.whatif.explain import explain
 from gpustackd.daemon.whatif.plan import Planner
-from gpustackd.demo.models import folder
-from gpustackd.demo.models.catalogue import write_models
+from gpustackd.demo.models.examples import folder, write_models
 from gpustackd.domain.outcome import Outcome
 from gpustackd.placement.advice.changes import Holder
 from gpustackd.placement.advice.suggestions import Advice

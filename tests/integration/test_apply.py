@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gpustackd.demo.models import folder
+from gpustackd.demo.models.examples import folder
 from gpustackd.errors import Refused
 from gpustackd.store.audit.audit import audit_on
 from gpustackd.store.documents.apply import Applied, apply_documents

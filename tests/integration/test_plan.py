@@ -11,7 +11,7 @@ import anyio
 import asyncpg
 import pytest
 
-from gpustackd.cli.plan import answer
+from gpustackd.cli.plan import plan_documents
 from gpustackd.errors import Refused
 from gpustackd.settings import load
 from gpustackd.store.documents.apply import apply_documents
@@ -62,7 +62,7 @@ async def plan(url: str, documents: Sequence[dict[str, Any]]) -> tuple[int, dict
     try:
         before = [await sql.fetch(f"SELECT xmin::text, t::text FROM {t} t ORDER BY 2") for t in TABLES]
         try:
-            told = await answer(
+            told = await plan_documents(
                 load(None, {"database_url": url}), url, [(json.dumps(list(documents)), "plan")]
             )
         except Refused as error:
@@ -148,7 +148,7 @@ async def test_a_number_that_no_daemon_brings_about_does_not_fit_and_takes_no_ti
     code, told, _ = await plan(database, [{"kind": "Model", "name": "m", "priority": 1}])
     assert code == 1
     assert told["placements"] == told["unplaced"] == []
-    assert any("1000000000000 replicas, more than the 100000" in w for w in told["warnings"])
+    assert any("1000000000000 replicas; the limit of one model is 100000" in w for w in told["warnings"])
 
 
 async def test_replicas_by_the_thousand_that_lack_the_same_are_told_together(
@@ -250,7 +250,7 @@ async def test_a_user_who_may_only_read_can_plan(database: str, small: Path) -> 
 async def test_documents_that_ask_for_nothing_are_told_so(database: str) -> None:
     code, text, _ = await gpustackd(database, "plan", "-f", "-", said=b"# nothing\n")
     assert code == 0
-    assert "The documents ask for no instance." in text
+    assert "The documents ask for no instances." in text
 
 
 async def test_the_database_is_let_go_while_a_hub_takes_its_time(database: str) -> None:
@@ -266,7 +266,7 @@ async def test_the_database_is_let_go_while_a_hub_takes_its_time(database: str) 
 
             async def ask() -> None:
                 settings = load(None, {"database_url": database, "hf_endpoint": hub.url})
-                told.append(await answer(settings, database, [(json.dumps([wanted]), "plan")]))
+                told.append(await plan_documents(settings, database, [(json.dumps([wanted]), "plan")]))
 
             tasks.start_soon(ask)
             await soon(hub.arrived.wait(), "the hub is asked")

@@ -45,14 +45,16 @@ def tensors_of(config: Config, *, bare: bool = False, stored_head: bool | None =
     walk = _FAMILIES.get(name)
     if walk is None:
         raise UnknownArchitecture(f"{name}: known are {', '.join(sorted(_FAMILIES))}")
-    found = list(walk(config))
+    tensors = list(walk(config))
     if bare:
-        return [Tensor(t.name.removeprefix("model."), t.dtype, t.shape) for t in found]
+        return [Tensor(t.name.removeprefix("model."), t.dtype, t.shape) for t in tensors]
     if stored_head is None:
         stored_head = name != "BertModel" and not config.get("tie_word_embeddings", False)
     if stored_head:
-        found.append(Tensor("lm_head.weight", _dtype(config), (config["vocab_size"], config["hidden_size"])))
-    return found
+        tensors.append(
+            Tensor("lm_head.weight", _dtype(config), (config["vocab_size"], config["hidden_size"]))
+        )
+    return tensors
 
 
 def _dtype(config: Config) -> str:

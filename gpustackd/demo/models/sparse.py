@@ -20,11 +20,11 @@ DEFAULT_SHARD_BYTES = 5_000_000_000
 
 
 class Unexplained(ValueError):
-    """The stated size of the files is not what their tensors and headers add up to."""
+    """The stated size of the files is not the sum of their tensors and headers."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFiles:
+class SparseModel:
     """What is written for one model (`x-files` of an example). Sizes in bytes.
 
     `weight_bytes` None = whatever tensors and headers come to. `beside` are other weight files, names
@@ -40,7 +40,7 @@ class ModelFiles:
     beside: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> ModelFiles:
+    def of(cls, raw: Mapping[str, Any]) -> SparseModel:
         """Raise TypeError for a key that is not a field."""
         return cls(**raw)
 
@@ -49,7 +49,7 @@ class ModelFiles:
         return tensors_of(self.config, bare=self.bare, stored_head=self.stored_head)
 
 
-def write_model(directory: Path, files: ModelFiles) -> int:
+def write_model(directory: Path, files: SparseModel) -> int:
     """Write `config.json`, weights and their index into `directory`; return the bytes of all weight files
     of the safetensors format. Needs next to no disk on file systems with holes.
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpustackd.cli.estimate import Hub, spec_of
-from gpustackd.demo.models.catalogue import model_documents
-from gpustackd.demo.models.sparse import ModelFiles, write_model
+from gpustackd.demo.models.examples import model_documents
+from gpustackd.demo.models.sparse import SparseModel, write_model
 from gpustackd.domain.model_spec import Source
 from gpustackd.errors import UsageError
 from tests.command_line import command_in_process
@@ -34,7 +34,7 @@ def estimate(
 def test_the_claim_follows_the_bytes_of_the_one_format_that_is_loaded(
     name: str, claim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_model(tmp_path, ModelFiles.of(EXAMPLES[name]["x-files"]))
+    write_model(tmp_path, SparseModel.of(EXAMPLES[name]["x-files"]))
     code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "-o", "json")
     found = json.loads(out)
     assert code == 0
@@ -56,7 +56,7 @@ def test_the_claim_follows_the_bytes_of_the_one_format_that_is_loaded(
 def test_what_each_gpu_holds_is_shown_where_there_are_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen3-8b"]["x-files"]))
+    write_model(tmp_path, SparseModel.of(EXAMPLES["qwen3-8b"]["x-files"]))
     code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "--param=--tensor-parallel-size=2")
     assert code == 0
     assert "ON EACH OF 2 GPUS" in out
@@ -67,7 +67,7 @@ def test_what_each_gpu_holds_is_shown_where_there_are_several(
     ("arguments", "code", "expected"),
     [
         (("/nowhere/at/all",), 1, "/nowhere/at/all does not exist"),
-        (("nothing",), 2, "neither a path that is there nor a repository"),
+        (("nothing",), 2, "neither an existing path nor a repository"),
         (("{}", "--param=--tensor-parallel-size=x"), 2, "--tensor-parallel-size is 'x', not a whole number"),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_cannot_be_estimated_is_told_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen2.5-0.5b"]["x-files"]))
+    write_model(tmp_path, SparseModel.of(EXAMPLES["qwen2.5-0.5b"]["x-files"]))
     found = estimate(monkeypatch, capsys, *(a.format(tmp_path) for a in arguments))
     assert found[0] == code
     assert expected in found[2]
@@ -115,7 +115,7 @@ def test_on_cards_of_one_size_it_says_how_many_and_what_is_booked(
     name: str, arguments: list[str], expected: tuple[int, int, int], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    write_model(tmp_path, ModelFiles.of(EXAMPLES[name]["x-files"]))
+    write_model(tmp_path, SparseModel.of(EXAMPLES[name]["x-files"]))
     code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "-o", "json", *arguments)
     card = json.loads(out)["card"]
     assert (card["gpus"], card["workers"], card["booked"]) == expected
@@ -132,7 +132,7 @@ def test_a_booked_share_that_does_not_hold_one_sequence_is_warned_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     # weights 14.2 GiB, 56 KiB of cache a token: on 22.5 GiB the share of 20.25 holds the claim of 19.0
-    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
+    write_model(tmp_path, SparseModel.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
     flags = (f"--param=--max-model-len={length}", "--param=--max-num-seqs=1", "--param=--enforce-eager")
     card = "--card=22.5GiB"
     _, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "-o", "json", card, *flags)
@@ -148,7 +148,7 @@ def test_a_booked_share_that_does_not_hold_one_sequence_is_warned_of(
 def test_a_card_that_cannot_be_is_a_usage_error(
     card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
+    write_model(tmp_path, SparseModel.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
     code, out, err = estimate(monkeypatch, capsys, str(tmp_path), f"--card={card}")
     assert (code, out) == (2, "")
     assert "--card" in err
@@ -169,7 +169,7 @@ def test_flags_with_which_nothing_would_be_placed_are_told_beside_the_figures(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    write_model(tmp_path, ModelFiles.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
+    write_model(tmp_path, SparseModel.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
     code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), "-o", "json", *arguments)
     found = json.loads(out)
     assert (code, found["weights"]) == (0, 15231271856)
@@ -180,7 +180,7 @@ def test_a_path_that_is_no_text_is_read_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / os.fsdecode(b"m\xff")
-    write_model(folder, ModelFiles.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
+    write_model(folder, SparseModel.of(EXAMPLES["qwen2.5-7b"]["x-files"]))
     code, out, _ = estimate(monkeypatch, capsys, str(folder), "-o", "json")
     assert (code, json.loads(out)["weights"]) == (0, 15231271856)
     code, out, err = estimate(monkeypatch, capsys, str(folder))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpustackd.demo.models import catalogue, folder
+from gpustackd.demo.models import examples
 from gpustackd.demo.models.architectures import UnknownArchitecture, tensors_of
-from gpustackd.demo.models.sparse import ModelFiles, Unexplained, header, shard, write_model
+from gpustackd.demo.models.sparse import SparseModel, Unexplained, header, shard, write_model
 from gpustackd.store.documents.reading import read_documents
 from gpustackd.store.postgres.statements import statements
 
-MODELS = {d["name"]: d for d in catalogue.model_documents()}
+MODELS = {d["name"]: d for d in examples.model_documents()}
 
 PUBLISHED = {
     # file sizes of the repositories, byte for byte
@@ -26,7 +26,7 @@ PUBLISHED = {
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("models")
-    catalogue.write_models(into)
+    examples.write_models(into)
     return into
 
 
@@ -85,7 +85,7 @@ def test_a_size_that_the_tensors_do_not_explain_is_refused(tmp_path: Path) -> No
     config = MODELS["qwen2.5-0.5b"]["x-files"]["config"]
     for size in (988097823, 998_100_000):
         with pytest.raises(Unexplained, match="come to 988097824 bytes"):
-            write_model(tmp_path, ModelFiles(config, weight_bytes=size))
+            write_model(tmp_path, SparseModel(config, weight_bytes=size))
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_are_known() -> None:
@@ -102,7 +102,7 @@ def test_a_tensor_larger_than_a_shard_stands_alone_and_headers_are_aligned() -> 
 
 
 def test_the_fleet_has_the_machines_that_it_promises() -> None:
-    documents = read_documents((folder() / "fleet.yaml").read_text(), "fleet.yaml")
+    documents = read_documents((examples.folder() / "fleet.yaml").read_text(), "fleet.yaml")
     workers = [d for d in documents if d.kind.name == "Worker"]
     shapes = {(len(w.gpus or ()), (w.gpus or ({},))[0].get("vram_total", 0) // 2**30) for w in workers}
     assert shapes == {(8, 79), (4, 44), (1, 23), (1, 121)}
@@ -111,6 +111,6 @@ def test_the_fleet_has_the_machines_that_it_promises() -> None:
 
 
 def test_the_bursts_are_plain_statements() -> None:
-    bursts = statements(folder() / "instances.sql")
+    bursts = statements(examples.folder() / "instances.sql")
     assert len(bursts) == 6
     assert all("INSERT INTO model_instances" in b for b in bursts)

@@ -64,11 +64,11 @@ def test_an_instance_that_failed_shows_what_was_reported_and_what_comes_of_it(
     assert "i1, an instance of m, is ERROR on w1" in text
     assert "\n  CUDA out of memory\n" in text
     assert "failed here 2 times, restarted once" in text
-    assert "it is restarted here, or placed elsewhere" in text
+    assert "it will be restarted here or placed elsewhere" in text
     text = text_of(explanation({**failed, "restart_on_error": False}, []), capsys)
-    assert "it is not restarted: restart_on_error of its model is false" in text
+    assert "it is not restarted: its model has restart_on_error = false" in text
     drains = {**PLACED, "draining_since": "2026-01-01T00:00:09+00:00"}
-    assert "drains since 2026-01-01 00:00:09 UTC" in text_of(explanation(drains, []), capsys)
+    assert "draining since 2026-01-01 00:00:09 UTC" in text_of(explanation(drains, []), capsys)
 
 
 def test_a_waiting_instance_shows_reasons_pool_and_when_it_is_tried_again(
@@ -84,7 +84,7 @@ def test_a_waiting_instance_shows_reasons_pool_and_when_it_is_tried_again(
 
 def test_an_instance_that_nobody_looked_at_points_at_the_daemon(capsys: pytest.CaptureFixture[str]) -> None:
     answer = explanation({**WAITING, "state_message": None, "reasons": [], "next_attempt_at": None}, [])
-    assert "is a daemon running?" in text_of(answer, capsys)
+    assert "is one running?" in text_of(answer, capsys)
 
 
 def test_what_is_like_markup_in_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_the_winner_is_told_with_what_it_is_ahead_by() -> None:
         {"worker": "w3", "score": 92, "parts": {"placement": 92}},
     ]
     assert why_it_won(candidates) == "w1 is 3.5 ahead of w3 (locality +5, placement -1.5)"
-    assert why_it_won(candidates[:1]) == "w1 was the only place"
+    assert why_it_won(candidates[:1]) == "w1 was the only candidate"
     even = why_it_won([candidates[0], {**candidates[0], "worker": "w2"}])
     assert even is not None
     assert even.startswith("w1 and 1 more have the same score")

@@ -21,7 +21,7 @@ NOWHERE = "postgresql://nobody@127.0.0.1:9/none"
         ({"simulate": True, "names": ["a"], "delay": -1.0}, "--delay 0.5"),
         ({"simulate": True, "names": ["a"], "delay": float("inf")}, "--delay 0.5"),
         ({"simulate": True, "names": ["a"], "gpus": "8x80GiB"}, "add --create"),
-        ({"simulate": True, "names": ["a"], "ip": "10.0.0.1"}, "leave one of them out"),
+        ({"simulate": True, "names": ["a"], "ip": "10.0.0.1"}, "leave out --ip or --simulate"),
         ({"simulate": True, "names": ["a"], "create": True, "gpus": "many"}, "8x80GiB"),
         ({"simulate": True, "names": ["a"], "create": True, "ram": "a lot"}, "512GiB"),
         ({"names": ["a", "b"]}, "add --simulate"),

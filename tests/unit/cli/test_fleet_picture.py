@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from gpustackd.cli.fleet_picture import bar, legend, picture
 from gpustackd.cli.output import console
-from gpustackd.cli.picture import bar, legend, picture
 
 GIB = 2**30
 

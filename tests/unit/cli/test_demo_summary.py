@@ -1,6 +1,6 @@
 """What the demonstration says of instances that wait."""
 
-from gpustackd.cli.demo_summary import waiting_words
+from gpustackd.cli.demo_summary import reasons_of_waiting
 
 
 def test_waiting_instances_with_one_reason_are_told_together() -> None:
@@ -15,6 +15,6 @@ def test_waiting_instances_with_one_reason_are_told_together() -> None:
         waiting(3, "a", "ram", "no RAM"),
         waiting(4, "b", "vram", "3 GiB free\nsecond line"),
     ]
-    assert waiting_words(rows) == [
+    assert reasons_of_waiting(rows) == [
         "a-1, a-2", "    4 GiB free", "a-3", "    no RAM", "b-4", "    3 GiB free", "    second line",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Daemons as real processes: started, listened to, killed, stopped, and never left behind."""
+"""Daemons as real processes: started, observed by their logs, killed, stopped, and never left behind."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ STOP_PATIENCE = 15.0
 _FOREIGN = ("GPUSTACKD_", "GPUSTACK_", "PG")
 
 
-class Replica:
-    """One daemon. Its log goes to a file; `events` counts what it said."""
+class DaemonProcess:
+    """One daemon. Its log goes to a file; `events` counts the events in it."""
 
     def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name = name
         self.process = process
         self.log = log
         self.events: Counter[str] = Counter()
-        self.on_event: Callable[[Replica, str], None] = lambda replica, event: None
+        self.on_event: Callable[[DaemonProcess, str], None] = lambda daemon, event: None
         """Called with each event as it is read."""
         self.started = anyio.Event()
         self.ended = anyio.Event()
@@ -76,18 +76,18 @@ class Replica:
             self.started.set()
 
     async def ready(self) -> None:
-        """Wait until it says that it has started. Raise GpustackdError where it ends or says nothing."""
+        """Wait until it has started. Raise GpustackdError where it ends before, or takes too long."""
         with anyio.move_on_after(START_PATIENCE):
             async with anyio.create_task_group() as group:
                 for event in (self.started, self.ended):
                     group.start_soon(_first, event, group)
         if not self.started.is_set():
-            said = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
             what = f"ended with {self.process.returncode}" if not self.running else "did not start in time"
-            raise GpustackdError(f"{self.name} {what}:\n{said}")
+            raise GpustackdError(f"{self.name} {what}:\n{tail}")
 
     def kill(self) -> None:
-        """SIGKILL: no chance to give anything back."""
+        """SIGKILL: no chance to hand anything back."""
         if self.running:
             self.process.kill()
 
@@ -108,41 +108,44 @@ async def _first(event: anyio.Event, group: TaskGroup) -> None:
 
 
 class KillFirstToWork:
-    """Kills, at once and for good, the first of the daemons that says it works on an instance."""
+    """Kills the first of the daemons that logs that it works on an instance, at once."""
 
-    def __init__(self, among: Sequence[Replica], patience: float) -> None:
+    def __init__(self, among: Sequence[DaemonProcess], patience: float) -> None:
         self._patience = patience
-        self._victim: Replica | None = None
+        self._victim: DaemonProcess | None = None
         self._dead = anyio.Event()
-        for replica in among:
-            replica.on_event = self._heard
+        for daemon in among:
+            daemon.on_event = self._heard
 
-    def _heard(self, replica: Replica, event: str) -> None:
+    def _heard(self, daemon: DaemonProcess, event: str) -> None:
         if event == "instance.analyzing" and self._victim is None:
-            self._victim = replica
-            replica.kill()
+            self._victim = daemon
+            daemon.kill()
             self._dead.set()
 
-    async def sprung(self) -> Replica:
-        """The one that was killed, once the kernel has it."""
+    async def sprung(self) -> DaemonProcess:
+        """The daemon that was killed, once it has ended. Raise GpustackdError where none was."""
         with anyio.move_on_after(self._patience):
             await self._dead.wait()
         if self._victim is None:
             raise GpustackdError(
-                f"no daemon took up the burst within {self._patience:.0f} s", "look at its log"
+                f"no daemon took up the burst within {self._patience:.0f} s",
+                "look into the logs of the daemons",
             )
         await self._victim.ended.wait()
         return self._victim
 
 
 @asynccontextmanager
-async def replicas(count: int, directory: Path, settings: Mapping[str, str]) -> AsyncIterator[list[Replica]]:
+async def daemons(
+    count: int, directory: Path, settings: Mapping[str, str]
+) -> AsyncIterator[list[DaemonProcess]]:
     """`count` daemons on one database, started but not yet `ready`. However this ends, none is left behind.
 
-    `settings` are variables of their environment; nothing of ours that leads them elsewhere is passed on.
-    """
+    `settings` are variables of their environment; variables of this process that would lead them elsewhere
+    are not passed on."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)} | dict(settings)
-    made: list[Replica] = []
+    processes: list[DaemonProcess] = []
     async with anyio.create_task_group() as group:
         try:
             for n in range(1, count + 1):
@@ -153,13 +156,13 @@ async def replicas(count: int, directory: Path, settings: Mapping[str, str]) -> 
                     "--log-format", "json", death_signal=signal.SIGTERM,
                 )  # fmt: skip
                 process = await anyio.open_process(command, env=environment, stderr=-2, stdin=None)
-                made.append(Replica(name, process, directory / f"{name}.log"))
-                group.start_soon(made[-1].listen)
-            yield made
+                processes.append(DaemonProcess(name, process, directory / f"{name}.log"))
+                group.start_soon(processes[-1].listen)
+            yield processes
         finally:
-            for replica in made:
-                replica.kill()
+            for daemon in processes:
+                daemon.kill()
             with anyio.move_on_after(STOP_PATIENCE, shield=True):
-                for replica in made:
-                    await replica.process.wait()
+                for daemon in processes:
+                    await daemon.process.wait()
             group.cancel_scope.cancel()

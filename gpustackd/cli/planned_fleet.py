@@ -1,4 +1,4 @@
-"""A fleet as it would be, in rows: what the picture is drawn from, and what is left on it."""
+"""The fleet as a plan would leave it: rows for its picture, and the memory that remains free."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpustackd.domain.fleet.fleet import Fleet
 Row = dict[str, Any]
 
 
-def left(fleet: Fleet) -> dict[str, Any]:
-    """Bytes that are still free: by kind of GPU, and card by card."""
+def remaining(fleet: Fleet) -> dict[str, Any]:
+    """Free bytes: by kind of GPU, and GPU by GPU."""
     free = fleet.free_vram()
     ram = fleet.free_ram()
     workers: list[Row] = []
@@ -46,7 +46,7 @@ def left(fleet: Fleet) -> dict[str, Any]:
 
 
 def worker_rows(fleet: Fleet) -> list[Row]:
-    """Workers as `picture` takes them."""
+    """Workers, as `fleet_picture.picture` takes them."""
     return [
         {
             "name": fleet.row(w).name,
@@ -59,7 +59,8 @@ def worker_rows(fleet: Fleet) -> list[Row]:
 
 
 def gpu_rows(fleet: Fleet, names: Mapping[int, tuple[str, str]]) -> list[Row]:
-    """GPUs with whoever would hold them; `names`: (instance, model) by instance id."""
+    """GPUs with the instances on them, as `fleet_picture.picture` takes them; `names`: (instance, model) by
+    id."""
     holders: dict[int, dict[int, tuple[str, str]]] = {}
     for instance_id in {*fleet.occupancy.by_instance, *fleet.occupancy.assumed}:
         name = names.get(instance_id, (f"instance {instance_id}", ""))
@@ -90,5 +91,5 @@ def _by_name(fleet: Fleet) -> list[int]:
 
 def _cards(fleet: Fleet, w: int) -> list[tuple[tuple[int, int], Any]]:
     """Places and rows of a worker's GPUs, by type and index."""
-    found = [((w, s), fleet.gpu_rows[int(g)]) for s, g in enumerate(fleet.gpu_id[w]) if g]
-    return sorted(found, key=lambda f: (f[1].type, f[1].index))
+    cards = [((w, s), fleet.gpu_rows[int(g)]) for s, g in enumerate(fleet.gpu_id[w]) if g]
+    return sorted(cards, key=lambda card: (card[1].type, card[1].index))

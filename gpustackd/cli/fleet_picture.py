@@ -1,4 +1,4 @@
-"""A picture of the fleet: a row for each worker, a bar for each card, and who sits on it.
+"""A picture of the fleet: a row for each worker, a bar for each card, and the instances on it.
 
 Fits into 100 columns; a worker with many cards takes several lines. Without a terminal it is plain text.
 """
