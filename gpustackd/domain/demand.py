@@ -11,7 +11,7 @@ from gpustackd.domain.model_spec import ModelSpec
 
 
 class Engine(StrEnum):
-    """Which selector searches (selectors spec section 1, first matching row)."""
+    """Which selector searches for a place."""
 
     ROUTER = "router"
     WHOLE_CARD = "whole_card"
@@ -28,9 +28,9 @@ class Need:
     """How much memory an instance needs, in bytes; produced by `estimate`, used by `placement`."""
 
     vram: int | None
-    """What all GPUs together must offer (estimate spec section 4); None = size unknown."""
+    """What all GPUs together must offer; None = size unknown."""
     ram: int = 0
-    """Host RAM to check before a search, per worker (section 5); 0 = no check."""
+    """Host RAM to check before a search, per worker; 0 = no check."""
     ram_static: int | None = None
     """RAM to write into every claim; None = none, or by `ram_ratio`."""
     ram_ratio: float | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class HyperParameters:
-    """Dimensions of a language-model-like network (estimate spec section 7); None = not stated."""
+    """Dimensions of a language-model-like network; None = not stated."""
 
     architectures: tuple[str, ...] = ()
     is_multimodal: bool = False

@@ -53,7 +53,7 @@ def _types() -> dict[int, ElementType]:
 
 
 TYPES: Mapping[int, ElementType] = MappingProxyType(_types())
-"""By number, as in estimate-gguf spec section 3."""
+"""By number, as in `enum ggml_type` of https://github.com/ggml-org/ggml (include/ggml.h)."""
 BY_NAME: Mapping[str, ElementType] = MappingProxyType({t.name.lower(): t for t in TYPES.values()})
 F32, F16, I32, I64 = TYPES[0], TYPES[1], TYPES[26], TYPES[27]
 

@@ -46,7 +46,7 @@ _ORDER = (InstanceState.SCHEDULED, *TAKEN)
 
 
 def lawful(old: InstanceState, new: InstanceState, *, placement_cleared: bool = False) -> bool:
-    """Whether an instance may move from `old` to `new` (contract section 6, rule 6).
+    """Whether an instance may move from `old` to `new`; the trigger on `model_instances` holds the same.
 
     `placement_cleared` says that the same write clears the placement and raises the epoch, which is
     the only way back to PENDING. Writing the same state again is always lawful.

@@ -111,7 +111,7 @@ class ModelSpec:
 
     @property
     def is_gguf(self) -> bool:
-        """Estimate spec section 1: the file that the source names ends with `.gguf`."""
+        """Whether the file that the source names ends with `.gguf`."""
         return (self.weight_file or "").endswith(".gguf")
 
     @property
@@ -125,7 +125,8 @@ class ModelSpec:
 
     @property
     def source_index(self) -> str:
-        """Key of downloaded files (`model_files.source_index`), estimate spec section 13."""
+        """Key of downloaded files (`model_files.source_index`): SHA-256 of repository and file, or of the
+        path."""
         scope = self.source is Source.MODEL_SCOPE
         parts = (
             ("model_scope", self.model_scope_model_id, self.model_scope_file_path)
@@ -140,7 +141,7 @@ class ModelSpec:
     @property
     def skips_gpu_count_check(self) -> bool:
         """Whether a world size that differs from the hand-picked GPUs is let pass; without any there is
-        nothing to skip (selectors spec section 5)."""
+        nothing to skip."""
         return bool(self.gpu_ids) and str(self.env.get(SKIP_GPU_COUNT_CHECK, "")).strip().lower() in {
             "1",
             "true",

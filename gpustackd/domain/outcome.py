@@ -49,7 +49,8 @@ class Reason:
 
 
 class Check(Enum):
-    """What a commit demands of the rows it books on (design section 2)."""
+    """What a commit demands of the rows it books on: that the need still fits, or that they did not
+    change."""
 
     FITS = "fits"
     UNCHANGED = "unchanged"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """`interval`, `grace` and `reschedule` as in scorers spec section 1; the others are this daemon's own."""
+    """`interval`, `grace` and `reschedule` are the `GPUSTACK_*` settings that clusters have set already."""
 
     interval: float = 30.0
     """Between two heartbeats of one worker."""

@@ -1,4 +1,4 @@
-"""Ascend chips by name and the variant of the images built for them (filters spec section 3.2)."""
+"""Ascend chips by name and the variant of the images built for them."""
 
 from __future__ import annotations
 

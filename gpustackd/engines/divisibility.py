@@ -1,4 +1,4 @@
-"""By how many GPUs tensor parallelism can split a model (selectors spec section 6.1)."""
+"""By how many GPUs tensor parallelism can split a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads `backend_parameters`: the command line of an engine as names and values (selectors spec section 4).
+"""Reads `backend_parameters`: the command line of an engine as names and values.
 
 The list forms one argument vector. Names are compared without leading dashes and with `_` read as `-`.
 The last occurrence of a flag wins, as in the engines.

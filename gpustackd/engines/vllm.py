@@ -56,7 +56,7 @@ def splits_vision(demand: Demand, parameters: BackendParameters) -> bool:
 
 
 def share(demand: Demand, parameters: BackendParameters) -> float:
-    """u: the share of every card that vLLM takes; 0 = it takes what the model needs (section 9.2)."""
+    """u: the share of every card that vLLM takes; 0 = it takes what the model needs."""
     named = architectures(demand, parameters)  # unreadable overrides stop the engine in any case
     given = parameters.number(SHARE)
     if given is not None:

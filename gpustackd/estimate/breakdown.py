@@ -56,7 +56,7 @@ class Breakdown:
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The stable shape of contract section 2, with what is known beyond it."""
+        """The answer of `estimate -o json`; keys may be added, none is renamed or removed. Sizes in bytes."""
         each = self.per_gpu
         return {
             "source": self.source,
@@ -170,7 +170,7 @@ def _per_gpu(
 def _sequence_warning(
     claim: int | None, booked: int | None, parts: Mapping[str, int], serving: ServingFlags
 ) -> str | None:
-    """Spec section 4: whether what is booked leaves room for one sequence beside everything else."""
+    """A warning where what is booked has no room for one sequence beside everything else."""
     held = booked if booked is not None else claim
     need = sum(parts.get(k, 0) for k in ("weights", "lora", "draft", "kv_cache", "compute", "overhead"))
     if held is None or not parts.get("kv_cache") or need <= held:

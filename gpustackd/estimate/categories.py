@@ -54,7 +54,7 @@ def tables() -> _Tables:
 
 
 def detect(architectures: Iterable[str]) -> str:
-    """Category of the first architecture that a table names, else `unknown` (estimate spec section 9)."""
+    """Category of the first architecture that a table names, else `unknown`."""
     known = tables().by_name
     return next((known[name] for name in architectures if name in known), UNKNOWN)
 
@@ -72,18 +72,18 @@ def guess(architectures: Iterable[str]) -> str:
 
 
 def is_multimodal(architectures: Iterable[str]) -> bool:
-    """Whether an architecture is in the multimodal table (what MindIE means by it, section 9)."""
+    """Whether an architecture is in the multimodal table (what MindIE means by it)."""
     return any(name in tables().multimodal for name in architectures)
 
 
 def is_llm(categories: Iterable[str]) -> bool:
-    """No category at all counts as a language model (section 1)."""
+    """No category at all counts as a language model."""
     known = tuple(categories)
     return not known or LLM in known
 
 
 def is_omni(spec: ModelSpec, categories: Iterable[str]) -> bool:
-    """Image and speech output, and vLLM with `--omni` on (section 1). Raise BadRow for unreadable flags."""
+    """Image and speech output, and vLLM with `--omni` on. Raise BadRow for unreadable flags."""
     if IMAGE in categories or TEXT_TO_SPEECH in categories:
         return True
     return spec.backend == "vLLM" and parse_flags(spec.backend_parameters).flag("omni")

@@ -1,4 +1,4 @@
-"""The claim that decides placement: what all GPUs together must offer, and host RAM (spec sections 4, 5)."""
+"""The claim that decides placement: what all GPUs together must offer, and host RAM."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def override(env: Mapping[str, str], key: str = VRAM_CLAIM) -> tuple[int | None,
 def vram_claim(
     spec: ModelSpec, facts: ModelFacts, categories: Collection[str], *, count_draft: bool = False
 ) -> VramClaim:
-    """Section 4: the env override as it stands; image pipelines their weights; else
+    """The env override as it stands; of image pipelines the weights; else
     `int((weights + lora) * factor) + overhead`. `count_draft` adds the weights of a speculative draft
     model, which is a preference and off by default."""
     forced, warnings = override(spec.env)
@@ -102,7 +102,7 @@ def _bounded(claim: VramClaim) -> VramClaim:
 
 
 def kv_cache_ram(extended: Mapping[str, Any] | None) -> tuple[RamClaim, tuple[str, ...]]:
-    """Host RAM of an extended KV cache in local mode (section 5): `ram_size` GiB before `ram_ratio`."""
+    """Host RAM of an extended KV cache in local mode: `ram_size` GiB before `ram_ratio`."""
     if not extended or not extended.get("enabled") or extended.get("mode") == "shared":
         return RamClaim(), ()
     size, bad_size = _positive(extended, "ram_size")

@@ -52,7 +52,7 @@ def build_demand(
 
 
 def choose_engine(spec: ModelSpec, categories: Collection[str], *, takes_accelerator: bool = True) -> Engine:
-    """Selectors spec section 1, the first row that matches, by the backend in effect."""
+    """The engine whose selector searches: the first that matches, by the backend in effect."""
     if not takes_accelerator:
         return Engine.ROUTER
     if spec.gpu_type_selector is not None:

@@ -1,4 +1,4 @@
-"""Before scheduling: what the files of a model say about its row, and what speaks against it (section 11)."""
+"""Before scheduling: what the files of a model say about its row, and what speaks against it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def evaluate(
 
 def _gguf(spec: ModelSpec, facts: ModelFacts | None) -> Evaluation:
     """A GGUF model: its header says what it is for, and GPUs picked on several workers ask for a placement
-    over several (GGUF selector spec section 1)."""
+    over several."""
     writes: dict[str, Any] = {}
     header = facts.gguf if facts is not None else None
     categories = spec.categories
@@ -96,7 +96,7 @@ def _gguf(spec: ModelSpec, facts: ModelFacts | None) -> Evaluation:
 def in_effect(
     spec: ModelSpec, architectures: tuple[str, ...], *, is_diffusers: bool = False
 ) -> tuple[str, ...]:
-    """Categories of the row, else what the architectures say, else `llm` (section 11 steps 1 and 7)."""
+    """Categories of the row, else what the architectures say, else `llm`."""
     if is_diffusers and (not spec.categories or kinds.IMAGE in spec.categories):
         return (kinds.IMAGE,)
     if spec.categories:

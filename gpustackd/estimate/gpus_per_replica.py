@@ -1,4 +1,4 @@
-"""How many of the hand-picked GPUs one replica takes, where the row does not say (spec section 11.1)."""
+"""How many of the hand-picked GPUs one replica takes, where the row does not say."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 class Attention(StrEnum):
-    """How heads share keys and values (spec section 7)."""
+    """How heads share keys and values."""
 
     MHA = "mha"
     GQA = "gqa"

@@ -1,4 +1,4 @@
-"""`model.meta`: languages and voices of speech models, filled only where it is empty (spec section 10)."""
+"""`model.meta`: languages and voices of speech models, filled only where it is empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MindIE's own formula: footprint + weights + KV cache + computation (Ascend spec section 4)."""
+"""MindIE's own formula: footprint + weights + KV cache + computation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESERVED = "RESERVED_MEMORY_GB"
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The serving parameters that a claim depends on (section 2.1); lengths in tokens."""
+    """The serving parameters that a claim depends on; lengths in tokens."""
 
     max_seq_len: int
     max_prefill_tokens: int

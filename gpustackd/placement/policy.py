@@ -20,7 +20,7 @@ Files = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """Settings that a decision depends on. Score maxima as in scorers spec section 1."""
+    """Settings that a decision depends on. Score maxima are those of the settings."""
 
     strategy: Strategy = Strategy.SPREAD
     """Where a model names none."""

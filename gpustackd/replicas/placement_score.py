@@ -1,4 +1,4 @@
-"""The placement score in scale-down: what a replica's place is worth to the fleet (scorers spec section 3).
+"""The placement score in scale-down: what a replica's place is worth to the fleet.
 
 Binpack keeps the replica that sits tightest, spread the one that is loneliest. The whole fleet is looked at,
 other models included. Whatever is not known of a replica's place counts as nothing.

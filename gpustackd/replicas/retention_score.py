@@ -1,4 +1,4 @@
-"""The instance chain: what each replica is worth keeping, as a weighted sum (scorers spec section 7)."""
+"""The instance chain: what each replica is worth keeping, as a weighted sum."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def offload(replica: Replica, maximum: float) -> float:
 def pairing(
     candidates: Sequence[Replica], peers: Iterable[Replica], maximum: float
 ) -> Callable[[Replica], float]:
-    """How near replicas are to members of the opposite role of their group (scorers spec section 5).
+    """How near replicas are to members of the opposite role of their group.
 
     Draining members do not count: they will be gone. A member counts once on each machine that it spans.
     """

@@ -1,4 +1,4 @@
-"""Serving parameters of MindIE, held against the limits that its server sets (Ascend spec section 2).
+"""Serving parameters of MindIE, held against the limits that its server sets.
 
 A parameter out of its limits keeps the server from starting, so it keeps the model from being placed; the
 refusal names flag and value.

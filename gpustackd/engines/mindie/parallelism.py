@@ -1,4 +1,4 @@
-"""How many NPUs MindIE's parallel sizes ask for, in all and on one worker (Ascend spec sections 3 and 5)."""
+"""How many NPUs MindIE's parallel sizes ask for, in all and on one worker."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What an architecture implies for its layers: which keep a cache, how long, of which size.
 
-Rules: estimate-gguf spec sections 2 and 6. What a header says by itself goes before what the name implies; a
-name that is not known counts as plain attention on every layer.
-"""
+Rules are those of llama.cpp (https://github.com/ggml-org/llama.cpp, src/llama-model.cpp). What a header
+says by itself goes before what the name implies; a name that is not known counts as plain attention on
+every layer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What kind of GGUF file it is: for text, vectors, ranks or images; whether it can be served, and spread.
-
-Rules: estimate-gguf spec section 12.
-"""
+"""What kind of GGUF file it is: for text, vectors, ranks or images; whether it can be served, and spread."""
 
 from __future__ import annotations
 

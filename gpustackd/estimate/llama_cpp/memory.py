@@ -1,8 +1,7 @@
 """Bytes of weights and cache of every layer, and of what lies outside the layers.
 
-Rules: estimate-gguf spec sections 4, 6 and 7. Each tensor is counted in the steps in which buffers hand out
-memory.
-"""
+Rules are those of llama.cpp (src/llama-model.cpp, src/llama-kv-cache.cpp). Each tensor is counted in the
+steps in which buffers hand out memory."""
 
 from __future__ import annotations
 

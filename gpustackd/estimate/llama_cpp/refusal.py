@@ -1,5 +1,5 @@
-"""Where llama.cpp refuses to start, in its own words. Rules: estimate-gguf spec section 6.2 and measured
-runs."""
+"""Where llama.cpp refuses to start, in its own words: from its source
+(https://github.com/ggml-org/llama.cpp, src/llama-context.cpp) and measured runs."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Table:
         return parts(self.chosen) if self.chosen else {}
 
     def as_json(self) -> dict[str, Any]:
-        """The stable shape of contract section 2, with what is known beyond it."""
+        """The answer of `estimate -o json`; keys may be added, none is renamed or removed. Sizes in bytes."""
         return {
             "source": self.source,
             "backend": self.backend,

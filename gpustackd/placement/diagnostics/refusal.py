@@ -1,5 +1,5 @@
-"""Why there is no place: the facts of selectors spec section 8 and filters spec section 7, for people
-and as data. Text is made here only, for the answer that is kept."""
+"""Why there is no place: the facts of filters and selectors, for people and as data.
+Text is made here only, for the answer that is kept."""
 
 from __future__ import annotations
 

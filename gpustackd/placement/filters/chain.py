@@ -1,4 +1,4 @@
-"""The chain of filters of one demand, in the order of the filters spec (section 1).
+"""The chain of filters of one demand, in their order.
 
 Every filter looks at every worker: the first one that fails is where a worker is dropped, and the
 others are known as well, so that a refusal can say what else stands in the way.

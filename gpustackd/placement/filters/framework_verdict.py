@@ -1,4 +1,4 @@
-"""Whether a kind of device can run an engine, and in which image: filters spec sections 3.3, 3.7 and 3.8.
+"""Whether a kind of device can run an engine, and in which image.
 
 The image is looked up as the worker will do it at the start, with runtime level, chip and CPU architecture.
 """

@@ -1,4 +1,4 @@
-"""Rules of GGUF models: what their flags ask of the search (GGUF selector spec sections 2 and 5)."""
+"""Rules of GGUF models: what their flags ask of the search."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What `gpu_type_selector` asks of a pool: slices of cards, a hardware partition, or whole cards
-(vGPU spec section B.1 to B.3, whole-card spec)."""
+"""What `gpu_type_selector` asks of a pool: slices of cards, a hardware partition, or whole cards."""
 
 from __future__ import annotations
 

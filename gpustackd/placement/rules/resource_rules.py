@@ -103,7 +103,7 @@ class ResourceRules:
         return max(part, int(total * u)) if self.taking is ClaimPolicy.AT_LEAST else part
 
     def ram_claim(self, vram: int) -> int:
-        """RAM to book on a worker where `vram` is booked (estimate spec section 5)."""
+        """RAM to book on a worker where `vram` is booked."""
         if self.ram_static:
             return self.ram_static
         return int(vram * self.ram_ratio) if self.ram_ratio and vram else 0
@@ -125,7 +125,7 @@ def divisors(demand: Demand, vision: bool) -> Divisors:
 
 
 def gpu_count(spec: ModelSpec, found: WorldSize | None) -> tuple[int, bool]:
-    """How many GPUs, and whether the flags say so (selectors spec section 5); 0 = free choice.
+    """How many GPUs, and whether the flags say so; 0 = free choice.
 
     Raises BadRow where the flags and the hand-picked GPUs contradict each other.
     """

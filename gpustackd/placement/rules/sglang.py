@@ -1,4 +1,4 @@
-"""Rules of SGLang: flags and their contradictions (selectors spec section 10.1).
+"""Rules of SGLang: flags and their contradictions.
 
 The share of a card, its static memory fraction, follows from the cards themselves: `static_fraction`.
 """

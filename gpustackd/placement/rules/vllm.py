@@ -1,4 +1,4 @@
-"""Rules of vLLM: flags, share of a card, executor (selectors spec sections 9.1 and 9.2)."""
+"""Rules of vLLM: flags, share of a card, executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points for workers that hold the model's files already (scorers spec section 4), and as the finer measure
+"""Points for workers that hold the model's files already, and as the finer measure
 the bytes that a placement would still have to download.
 
 `model_files` rows count by source and, for paths, by the path that they were resolved to. A file that is

@@ -1,4 +1,4 @@
-"""The placement score of each strategy (scorers spec section 3), over arrays or single numbers alike.
+"""The placement score of each strategy, over arrays or single numbers alike.
 
 A strategy first values every card, then a placement on one worker by its cards, then adds what it
 thinks of the worker. Scores lie between 0 and the maximum.

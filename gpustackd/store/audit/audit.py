@@ -1,4 +1,4 @@
-"""Recompute every rule of the contract's section 6 from the tables, in one snapshot."""
+"""Recompute every rule that the tables must hold, in one snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of documents that `gpustackd apply` takes, and the fields of each (contract section 4)."""
+"""The kinds of documents that `gpustackd apply` takes, and the fields of each."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def as_json(value: Any) -> str | None:
 
 
 def claim_json(part: Part, placement: Placement) -> dict[str, Any]:
-    """`computed_resource_claim` of one part (contract section 4). Sizes in bytes."""
+    """`computed_resource_claim` of one part. Sizes in bytes."""
     claim: dict[str, Any] = {
         "ram": part.ram,
         "vram": {str(i): v for i, v in zip(part.gpu_indexes, part.vram, strict=True)},

@@ -1,4 +1,4 @@
-"""The tables of the contract as SQLModel classes; `migrations/` must agree (checked by `make check`)."""
+"""The tables as SQLModel classes; `migrations/` must agree (checked by `make check`)."""
 
 from sqlmodel import SQLModel
 

@@ -16,7 +16,7 @@ _WAITING = "state IN ('PENDING', 'ANALYZING')"
 
 
 class ModelInstance(SQLModel, table=True):
-    """One instance. Waiting rows hold no placement, placed rows hold one whole (contract, rule 4)."""
+    """One instance. Waiting rows hold no placement, placed rows hold one whole."""
 
     __tablename__ = "model_instances"
 

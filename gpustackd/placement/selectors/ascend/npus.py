@@ -1,6 +1,6 @@
 """NPUs of some workers as arrays: which may be taken, in which order, and what they offer together.
 
-A fixed fraction of an NPU is booked in whole bytes: it is free or it is not (Ascend spec sections 7 to 9).
+A fixed fraction of an NPU is booked in whole bytes: it is free or it is not.
 R worker positions at once, (R, S) for their GPU slots.
 """
 
@@ -75,7 +75,7 @@ def sizes(rules: ResourceRules, slots: int) -> list[int]:
 
 def levels(rules: ResourceRules, slots: int) -> list[int]:
     """NPUs that every worker of a placement over several workers gives: what the sizes fix, else 1 and the
-    powers of two by which the model divides (section 9.2)."""
+    powers of two by which the model divides."""
     if rules.per_worker:
         return [rules.per_worker] if rules.per_worker <= slots else []
     most = min(slots, rules.gpu_count) if rules.gpu_count else slots

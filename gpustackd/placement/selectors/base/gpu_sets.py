@@ -117,7 +117,7 @@ def _by_groups(found: Cards, rules: ResourceRules, code: int, load: NDArray[Any]
 
 def memory_groups(free: Ints, members: Bools) -> NDArray[np.int16]:
     """(R, S) number of each card's group, -1 outside: ascending by free memory, a group ends where its
-    smallest member has less than nine tenths of the next one (selectors spec section 6)."""
+    smallest member has less than nine tenths of the next one."""
     groups: NDArray[np.int16] = np.full(free.shape, -1, np.int16)
     counted = members & (free > 0)
     order = np.argsort(np.where(counted, free, np.iinfo(np.int64).max), axis=1, kind="stable")

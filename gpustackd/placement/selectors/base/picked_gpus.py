@@ -1,4 +1,4 @@
-"""Hand-picked GPUs: the only ones looked at, on one worker or on several (selectors spec section 7).
+"""Hand-picked GPUs: the only ones looked at, on one worker or on several.
 
 A candidate is over-committed where it books less than the model needs, or books on a card more than is
 free there. That is only ever done when the model asks for it, has one replica, and nothing else fits.

@@ -1,4 +1,4 @@
-"""The contract of a selector, and of a ladder of them."""
+"""What a selector does, and a ladder of them."""
 
 from __future__ import annotations
 
