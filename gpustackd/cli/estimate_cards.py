@@ -18,7 +18,8 @@ def with_cards(spec: ModelSpec, facts: ModelFacts, memory: int) -> tuple[Breakdo
     """The need on as many cards of `memory` bytes as it takes, and what is booked there. Raise BadRow for
     flags that cannot be read."""
     from gpustackd.engines.flags import parse_flags
-    from gpustackd.engines.parallel_sizes import Parallel, parallel_of
+    from gpustackd.engines.parallelism import Parallel
+    from gpustackd.engines.registry import parallel_of
     from gpustackd.estimate.breakdown import breakdown
     from gpustackd.estimate.demand import build_demand
     from gpustackd.placement.on_cards import on_cards

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpustackd.domain.facts import HyperParameters
 from gpustackd.engines.flags import COLUMN, BackendParameters
 from gpustackd.engines.parallelism import WorldSize, positive, world
+from gpustackd.engines.serving import BATCHED_TOKENS, LONGEST, SEQUENCES, ServingFlags, tokens
 from gpustackd.errors import BadRow
 
 TP = ("tp-size", "tensor-parallel-size", "tp")
@@ -42,6 +44,17 @@ def world_size(parameters: BackendParameters) -> WorldSize | None:
     return world(parameters, sizes)
 
 
+def serving_flags(parameters: BackendParameters, hyper: HyperParameters) -> ServingFlags:
+    """Lengths, batch and cache type; what cannot be read counts as absent."""
+    return ServingFlags(
+        tokens(parameters.text("context-length")) or min(hyper.max_sequence_length, LONGEST),
+        tokens(parameters.text("chunked-prefill-size")) or BATCHED_TOKENS,
+        tokens(parameters.text("cuda-graph-max-bs", "max-running-requests")) or SEQUENCES,
+        parameters.text("kv-cache-dtype"),
+        parameters.flag("disable-cuda-graph"),
+    )
+
+
 def fraction(parameters: BackendParameters) -> float | None:
     """The fraction that the flag gives; None where it gives none. Raises BadRow outside of (0, 1)."""
     given = parameters.number(FRACTION)
@@ -50,8 +63,33 @@ def fraction(parameters: BackendParameters) -> float | None:
     return given
 
 
+def check(parameters: BackendParameters, heads: int) -> None:
+    """Raise BadRow where flags contradict each other, or where `heads` attention heads (0 = not known) cannot
+    be split: what `ServerArgs` of SGLang asserts at its start."""
+    tp = positive(parameters, TP) or 1
+    pp, dp = positive(parameters, PP) or 1, positive(parameters, DP) or 1
+    nodes = positive(parameters, ("nnodes",)) or 1
+    for name in ("chunked-prefill-size", "piecewise-cuda-graph-max-tokens", "cuda-graph-max-bs"):
+        parameters.integer(name)  # used with the cards, checked here
+    positive(parameters, ("cuda-graph-max-bs",))
+    speculative = parameters.text("speculative-algorithm")
+    mixed = parameters.flag("enable-mixed-chunk")
+    if heads and heads % tp:
+        raise BadRow(COLUMN, f"--{TP[0]} {tp}: {heads} heads cannot be split evenly over {tp} GPUs")
+    if (tp * pp) % nodes:
+        raise BadRow(COLUMN, f"--{TP[0]} {tp} x --{PP[0]} {pp} is no multiple of --nnodes {nodes}")
+    if pp > 1 and speculative:
+        raise BadRow(COLUMN, f"--{PP[0]} {pp} and --speculative-algorithm {speculative} exclude each other")
+    if pp > 1 and mixed:
+        raise BadRow(COLUMN, f"--{PP[0]} {pp} and --enable-mixed-chunk exclude each other")
+    if dp > 1 and nodes != 1 and not parameters.flag("enable-dp-attention"):
+        raise BadRow(COLUMN, f"--{DP[0]} {dp} on --nnodes {nodes} needs --enable-dp-attention")
+    if speculative and mixed:
+        raise BadRow(COLUMN, "--speculative-algorithm and --enable-mixed-chunk exclude each other")
+
+
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CardShape:
     """What the fraction depends on besides flags: the cards of one type that may be used."""
 
     smallest: int
@@ -74,7 +112,7 @@ class Fraction:
 
 def static_fraction(
     parameters: BackendParameters,
-    shape: Shape,
+    shape: CardShape,
     vision: Mapping[str, Any] | None,
     model_type: str = "",
 ) -> Fraction:

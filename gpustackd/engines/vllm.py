@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpustackd.domain.demand import Demand
+from gpustackd.domain.facts import HyperParameters
 from gpustackd.engines.flags import COLUMN, BackendParameters
 from gpustackd.engines.parallelism import WorldSize, positive, world
+from gpustackd.engines.serving import BATCHED_TOKENS, LONGEST, SEQUENCES, ServingFlags, tokens
 from gpustackd.errors import BadRow
 
 TP = ("tensor-parallel-size", "tp")
@@ -46,6 +48,17 @@ def world_size(parameters: BackendParameters) -> WorldSize | None:
     return world(parameters, (("tp", TP), ("pp", PP), ("pcp", PCP), ("dpl", DPL)))
 
 
+def serving_flags(parameters: BackendParameters, hyper: HyperParameters) -> ServingFlags:
+    """Lengths, batch and cache type; what cannot be read counts as absent."""
+    return ServingFlags(
+        tokens(parameters.text("max-model-len")) or min(hyper.max_sequence_length, LONGEST),
+        tokens(parameters.text("max-num-batched-tokens")) or BATCHED_TOKENS,
+        tokens(parameters.text("max-num-seqs")) or SEQUENCES,
+        parameters.text("kv-cache-dtype"),
+        parameters.flag("enforce-eager"),
+    )
+
+
 def splits_vision(demand: Demand, parameters: BackendParameters) -> bool:
     """Whether the vision tower is split with the rest. A tower with an odd number of heads (25 in InternViT)
     splits by no size that is in use: vLLM then keeps it whole on every GPU, as it does when told to."""
@@ -56,7 +69,8 @@ def splits_vision(demand: Demand, parameters: BackendParameters) -> bool:
 
 
 def share(demand: Demand, parameters: BackendParameters) -> float:
-    """u: the share of every card that vLLM takes; 0 = it takes what the model needs."""
+    """The share of every card that vLLM takes (`--gpu-memory-utilization`, 0.9 by default); 0 = it takes what
+    the model needs, as pooling models without a KV cache do. Raise BadRow outside of (0, 1]."""
     named = architectures(demand, parameters)  # unreadable overrides stop the engine in any case
     given = parameters.number(SHARE)
     if given is not None:
@@ -110,8 +124,16 @@ class ParallelSizes:
     dpl: int | None = None
 
 
+def parallel_sizes(parameters: BackendParameters) -> ParallelSizes:
+    """The sizes given. Raise BadRow for one out of limits, or where local ranks do not divide all of them."""
+    sizes = ParallelSizes(*(positive(parameters, f) for f in (TP, PP, PCP, DP, DPL)))
+    if sizes.dp and sizes.dpl and sizes.dp % sizes.dpl:
+        raise BadRow(COLUMN, f"--{DP[0]} {sizes.dp} is no multiple of --{DPL[0]} {sizes.dpl}")
+    return sizes
+
+
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankLayout:
     """How ranks lie on nodes: data-parallel ranks per node, and nodes per rank."""
 
     tp: int
@@ -130,7 +152,7 @@ class Unworkable(ValueError):
     """These nodes and sizes do not go together; the text has the numbers."""
 
 
-def layout(gpus: Sequence[int], sizes: ParallelSizes) -> Layout:
+def layout(gpus: Sequence[int], sizes: ParallelSizes) -> RankLayout:
     """The layout over nodes with so many GPUs each. Raises Unworkable where there is none."""
     for flag in ("tp", "pp", "pcp", "dp", "dpl"):
         value = getattr(sizes, flag)
@@ -157,16 +179,16 @@ def _derived_tp(gpus: Sequence[int], dp: int | None, pp: int, pcp: int) -> int:
     return total // (dp * pp * pcp)
 
 
-def _ranks_in_nodes(gpus: Sequence[int], sizes: ParallelSizes, tp: int, rank: int) -> Layout:
+def _ranks_in_nodes(gpus: Sequence[int], sizes: ParallelSizes, tp: int, rank: int) -> RankLayout:
     local = tuple(g // rank for g in gpus)
     if sizes.dp is not None and sizes.dp != sum(local):
         raise Unworkable(f"dp is {sizes.dp}, but these nodes hold {sum(local)} ranks of {rank} GPUs")
     if sizes.dpl is not None and any(n != sizes.dpl for n in local):
         raise Unworkable(f"dpl is {sizes.dpl}, but the nodes hold {_list(local)} ranks of {rank} GPUs")
-    return Layout(tp, sum(local), local)
+    return RankLayout(tp, sum(local), local)
 
 
-def _nodes_in_rank(gpus: Sequence[int], sizes: ParallelSizes, tp: int, rank: int) -> Layout:
+def _nodes_in_rank(gpus: Sequence[int], sizes: ParallelSizes, tp: int, rank: int) -> RankLayout:
     g, n = gpus[0], len(gpus)
     if any(x != g for x in gpus):
         raise Unworkable(f"a rank of {rank} GPUs spans nodes, and these have different counts: {_list(gpus)}")
@@ -179,7 +201,7 @@ def _nodes_in_rank(gpus: Sequence[int], sizes: ParallelSizes, tp: int, rank: int
         raise Unworkable(f"dp is {sizes.dp}, but {n} nodes hold {n // k} ranks of {k} nodes")
     if sizes.dpl is not None and sizes.dpl != 1:
         raise Unworkable(f"dpl is {sizes.dpl}, it must be 1 where a rank spans nodes")
-    return Layout(tp, n // k, (1,) * n, k)
+    return RankLayout(tp, n // k, (1,) * n, k)
 
 
 def _list(numbers: Sequence[int]) -> str:

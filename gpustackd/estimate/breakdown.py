@@ -10,8 +10,9 @@ from gpustackd.domain.demand import Engine
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.parallel_sizes import Parallel, parallel_of
-from gpustackd.engines.serving import ServingFlags, serving_flags
+from gpustackd.engines.parallelism import Parallel
+from gpustackd.engines.registry import parallel_of, serving_flags
+from gpustackd.engines.serving import ServingFlags
 from gpustackd.estimate.claim import GIB, vram_claim
 from gpustackd.estimate.demand import build_demand
 from gpustackd.estimate.kv_cache import KvCache

@@ -16,8 +16,6 @@ FACTOR = 1.2
 SPEECH_FACTOR = 3.0
 LLM_OVERHEAD = 2 * GIB
 OVERHEAD = 512 * MIB
-CUSTOM_RAM_SHARE = 0.1
-CUSTOM_RAM_LEAST = 2 * GIB
 DEFAULT_RAM_RATIO = 1.2
 LARGEST = 2**62
 """No claim is larger: sums over a fleet stay inside 64 bits."""
@@ -112,11 +110,6 @@ def kv_cache_ram(extended: Mapping[str, Any] | None) -> tuple[RamClaim, tuple[st
     if ratio is None and not bad_ratio:
         ratio = DEFAULT_RAM_RATIO
     return RamClaim(ratio=ratio or None), bad_size + bad_ratio
-
-
-def custom_ram(vram: int | None) -> int:
-    """Host RAM of a custom engine: a tenth of its VRAM claim, at least 2 GiB (custom spec A.1)."""
-    return max(int(CUSTOM_RAM_SHARE * (vram or 0)), CUSTOM_RAM_LEAST)
 
 
 def _positive(extended: Mapping[str, Any], key: str) -> tuple[float | None, tuple[str, ...]]:

@@ -10,8 +10,9 @@ from typing import Any
 from gpustackd.domain.demand import Demand, Engine, Need
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.engines import custom
 from gpustackd.estimate.categories import is_omni
-from gpustackd.estimate.claim import CUSTOM_RAM_LEAST, custom_ram, kv_cache_ram, vram_claim
+from gpustackd.estimate.claim import kv_cache_ram, vram_claim
 from gpustackd.estimate.llama_cpp.need import gguf_need
 from gpustackd.estimate.mindie import mindie_claim
 from gpustackd.estimate.sequence import sequence_bytes
@@ -35,7 +36,7 @@ def build_demand(
     engine = choose_engine(spec, categories, takes_accelerator=takes_accelerator)
     gguf = None
     if engine is Engine.ROUTER:
-        ram = role_memory or CUSTOM_RAM_LEAST
+        ram = role_memory or custom.RAM_LEAST
         need = Need(vram=0, ram=ram, ram_static=ram)
     elif engine is Engine.GGUF:
         need, gguf = gguf_need(spec, facts)
@@ -115,6 +116,6 @@ def _common_need(
     if engine is not Engine.CUSTOM:
         return need
     # the engine's own RAM; a local KV cache comes on top
-    own = custom_ram(claim.vram)
+    own = custom.host_ram(claim.vram)
     total = own if ram.static is None else own + ram.static
     return replace(need, ram=total, ram_static=total, ram_ratio=None)

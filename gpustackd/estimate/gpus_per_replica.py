@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.parallel_sizes import parallel_of
+from gpustackd.engines.registry import parallel_of
 from gpustackd.errors import BadRow
 
 

@@ -8,28 +8,14 @@ from dataclasses import dataclass
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import RAM_CLAIM, ModelSpec
 from gpustackd.engines.flags import parse_flags
-from gpustackd.errors import BadRow
+from gpustackd.engines.mindie.flags import MindieMemory, default_length, memory_flags
 from gpustackd.estimate.categories import is_multimodal
 from gpustackd.estimate.claim import GIB, LARGEST, MIB, override
 from gpustackd.estimate.kv_cache import Attention, attention_of
 
 FOOTPRINT = 3 * GIB
 RAM_BASE = 512 * MIB
-DEFAULT_LENGTH = 8192
 RESERVED = "RESERVED_MEMORY_GB"
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """The serving parameters that a claim depends on; lengths in tokens."""
-
-    max_seq_len: int
-    max_prefill_tokens: int
-    max_iter_times: int
-    max_batch_size: int = 200
-    cache_block_size: int = 128
-    cpu_mem_gib: int = 0
-    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +32,6 @@ class MindieClaim:
     warnings: tuple[str, ...] = ()
 
 
-def serving_of(spec: ModelSpec, hyper: HyperParameters | None) -> Serving:
-    """Read what the estimate needs. Raise BadRow for a figure that cannot be one; the other parameters are
-    for the search to judge."""
-    flags = parse_flags(spec.backend_parameters)
-
-    def positive(name: str, default: int) -> int:
-        value = flags.integer(name)
-        if value is None:
-            return default
-        if not 0 < value <= 2**40:
-            raise BadRow("backend_parameters", f"--{name} is {value}; it must be at least 1")
-        return value
-
-    def or_length(name: str) -> int:
-        value = flags.integer(name)
-        return value if value is not None and 0 < value <= 2**40 else length
-
-    length = positive("max-seq-len", min(hyper.max_sequence_length if hyper else 0, DEFAULT_LENGTH))
-    preempts = flags.integer("max-preempt-count") or 0
-    memory = flags.integer("cpu-mem-size") or 0
-    if not 0 <= memory <= 2**30:
-        raise BadRow("backend_parameters", f"--cpu-mem-size is {memory}; it must be a number of GiB")
-    return Serving(
-        max_seq_len=length,
-        max_prefill_tokens=or_length("max-prefill-tokens"),
-        max_iter_times=or_length("max-iter-times"),
-        max_batch_size=positive("max-batch-size", 200),
-        cache_block_size=positive("cache-block-size", 128),
-        cpu_mem_gib=memory if preempts > 0 else 0,
-        dtype=flags.text("dtype"),
-    )
-
-
 def mindie_claim(spec: ModelSpec, facts: ModelFacts) -> MindieClaim:
     """VRAM over all NPUs and RAM per worker."""
     forced, warnings = override(spec.env)
@@ -86,8 +39,8 @@ def mindie_claim(spec: ModelSpec, facts: ModelFacts) -> MindieClaim:
         ram, more = override(spec.env, RAM_CLAIM)
         return MindieClaim(forced, ram or 0, overridden=True, warnings=warnings + more)
     hyper = facts.hyper or HyperParameters()
-    serving = serving_of(spec, facts.hyper)
-    ram = RAM_BASE + serving.cpu_mem_gib * GIB
+    serving = memory_flags(parse_flags(spec.backend_parameters), default_length(facts.hyper))
+    ram = RAM_BASE + serving.swap_gib * GIB
     kv, computation = _cache_and_computation(spec, hyper, serving)
     footprint, more = _footprint(spec)
     warnings += more
@@ -100,7 +53,7 @@ def mindie_claim(spec: ModelSpec, facts: ModelFacts) -> MindieClaim:
     return MindieClaim(total, ram, footprint, kv, computation, warnings=warnings)
 
 
-def _cache_and_computation(spec: ModelSpec, hyper: HyperParameters, serving: Serving) -> tuple[int, int]:
+def _cache_and_computation(spec: ModelSpec, hyper: HyperParameters, serving: MindieMemory) -> tuple[int, int]:
     layers, head_dim = hyper.num_hidden_layers or 0, hyper.head_dim or 0
     if is_multimodal(hyper.architectures) and _corrects_multimodal(spec.backend_version):
         return (

@@ -7,8 +7,9 @@ from collections.abc import Collection
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.parallel_sizes import Parallel, parallel_of
-from gpustackd.engines.serving import ServingFlags, serving_flags
+from gpustackd.engines.parallelism import Parallel
+from gpustackd.engines.registry import parallel_of, serving_flags
+from gpustackd.engines.serving import ServingFlags
 from gpustackd.errors import BadRow
 from gpustackd.estimate.categories import EMBEDDING, RERANKER, is_llm
 from gpustackd.estimate.kv_cache import KvCache, kv_cache
@@ -35,8 +36,8 @@ def sequence_bytes(spec: ModelSpec, facts: ModelFacts, categories: Collection[st
     try:
         flags = parse_flags(spec.backend_parameters)
         parallel = parallel_of(spec.effective_backend, flags)
+        serving = serving_flags(spec.effective_backend, flags, facts.hyper or HyperParameters())
     except BadRow:
         return None  # the search names the flag at fault
-    serving = serving_flags(spec.effective_backend, flags, facts.hyper or HyperParameters())
     cache = cache_of(facts, categories, serving, parallel)
     return None if cache is None else cache.sequence(serving.max_len) * parallel.tp * parallel.pp

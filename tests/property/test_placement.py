@@ -15,7 +15,7 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.fleet.rows import GpuRow
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import NoFit, Placed, Placement
-from gpustackd.engines.divisibility import Divisors
+from gpustackd.engines.parallelism import Divisors
 from gpustackd.placement.decide import Searches, decide
 from gpustackd.placement.policy import Policy, Subject
 from gpustackd.placement.search_cache import SearchCache

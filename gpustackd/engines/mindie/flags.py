@@ -1,7 +1,7 @@
-"""Serving parameters of MindIE, held against the limits that its server sets.
+"""Serving parameters of MindIE, and the limits that its server sets.
 
 A parameter out of its limits keeps the server from starting, so it keeps the model from being placed; the
-refusal names flag and value.
+refusal names flag and value. Public source: the parameters of `config.json` in the MindIE service guide.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpustackd.domain.facts import HyperParameters
 from gpustackd.engines.flags import COLUMN, BackendParameters
+from gpustackd.engines.serving import ServingFlags
 from gpustackd.errors import BadRow
 
 FRACTION = "npu-memory-fraction"
 FRACTION_ENV = "NPU_MEMORY_FRACTION"
 DEFAULT_FRACTION = 0.8
+DEFAULT_LENGTH = 8192
+"""Tokens of a sequence at most, where no flag says how many."""
 
 _WHOLE: Mapping[str, tuple[int, int, int]] = {
     # default, least, most; what depends on other parameters is checked in `_lengths`
@@ -78,27 +82,83 @@ class MindieServing:
     """By the keys of `PARALLEL`; pp is 1 where it was not given."""
 
 
+@dataclass(frozen=True, slots=True)
+class MindieMemory:
+    """Parameters that memory depends on. Lengths in tokens; 0 = the model states none."""
+
+    max_seq_len: int
+    max_prefill_tokens: int
+    max_iter_times: int
+    max_batch_size: int
+    cache_block_size: int
+    swap_gib: int
+    """GiB of RAM for preempted sequences (`--cpu-mem-size`); 0 while nothing is preempted."""
+    dtype: str | None
+
+
+def default_length(hyper: HyperParameters | None) -> int:
+    """Tokens of a sequence where no `--max-seq-len` is given; 0 where the model states none."""
+    return min(hyper.max_sequence_length, DEFAULT_LENGTH) if hyper else 0
+
+
+def memory_flags(flags: BackendParameters, length: int) -> MindieMemory:
+    """Read what memory depends on; `length` in tokens is used where no `--max-seq-len` is given.
+
+    Raises BadRow for a value out of its own limits. Whether values go together, `serving` checks.
+    """
+    asked = _limited(flags, "max-seq-len")
+    if _given(flags, "max-seq-len"):
+        length = _positive_length(asked)
+
+    def or_length(name: str) -> int:
+        value = _limited(flags, name)
+        return value if value > 0 else length
+
+    swap, preempted = _limited(flags, "cpu-mem-size"), _limited(flags, "max-preempt-count")
+    return MindieMemory(
+        max_seq_len=length,
+        max_prefill_tokens=or_length("max-prefill-tokens"),
+        max_iter_times=or_length("max-iter-times"),
+        max_batch_size=_limited(flags, "max-batch-size"),
+        cache_block_size=_limited(flags, "cache-block-size"),
+        swap_gib=swap if preempted else 0,
+        dtype=flags.text("dtype"),
+    )
+
+
+def serving_flags(flags: BackendParameters, hyper: HyperParameters) -> ServingFlags:
+    """Lengths as the breakdown of an estimate uses them; MindIE captures no graphs. Raises BadRow."""
+    read = memory_flags(flags, default_length(hyper))
+    return ServingFlags(read.max_seq_len, read.max_prefill_tokens, eager=True)
+
+
 def serving(flags: BackendParameters, env: Mapping[str, str], length: int) -> MindieServing:
     """Read and check all of them; `length` in tokens is used where no `--max-seq-len` is given.
 
     Raises BadRow naming the flag (or variable) and its value.
     """
     _need_values(flags)
-    whole = {name: _limited(flags, name, *limits) for name, limits in _WHOLE.items()}
+    whole = {name: _limited(flags, name) for name in _WHOLE}
     if not _given(flags, "max-seq-len"):
         whole["max-seq-len"] = length
     _lengths(whole, _given(flags, "max-seq-len"))
     _batches(whole)
     _check_texts(flags)
     _switches(flags, whole["max-batch-size"])
+    sizes = parallel_sizes(flags)
+    _exclusive(flags, sizes["dp"])
+    flags.number("rope-theta")
+    return MindieServing(_fraction(flags, env), sizes)
+
+
+def parallel_sizes(flags: BackendParameters) -> Mapping[str, int]:
+    """Parallel sizes by the keys of `PARALLEL`; not given = -1, pp 1. Raises BadRow for what is no size."""
     sizes = {key: _size(flags, names) for key, names in PARALLEL.items()}
     if not _given(flags, *PARALLEL["pp"]):
         sizes["pp"] = 1
     if sizes["pp"] <= 0:
         raise BadRow(COLUMN, f"--{PARALLEL['pp'][0]} is {sizes['pp']}, it must be positive")
-    _exclusive(flags, sizes["dp"])
-    flags.number("rope-theta")
-    return MindieServing(_fraction(flags, env), sizes)
+    return sizes
 
 
 # -- single values -------------------------------------------------------------------------------------
@@ -122,7 +182,8 @@ def _need_values(flags: BackendParameters) -> None:
             raise BadRow(COLUMN, f"--{flag.name} is given without a value")
 
 
-def _limited(flags: BackendParameters, name: str, default: int, least: int, most: int) -> int:
+def _limited(flags: BackendParameters, name: str) -> int:
+    default, least, most = _WHOLE[name]
     value = flags.integer(name)
     if value is None:
         return default
@@ -167,11 +228,17 @@ def _fraction(flags: BackendParameters, env: Mapping[str, str]) -> float:
 # -- values that depend on each other ------------------------------------------------------------------
 
 
+def _positive_length(tokens: int) -> int:
+    if tokens <= 0:
+        raise BadRow(COLUMN, f"--max-seq-len is {tokens}, it must be positive")
+    return tokens
+
+
 def _lengths(whole: dict[str, int], given: bool) -> None:
     longest = whole["max-seq-len"]
     if longest <= 0:
         if given:
-            raise BadRow(COLUMN, f"--max-seq-len is {longest}, it must be positive")
+            _positive_length(longest)
         raise BadRow(
             "backend", "MindIE has no sequence length for this model: its configuration states none",
             "set --max-seq-len, or choose another backend",

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpustackd.domain.facts import HyperParameters
-from gpustackd.engines.flags import COLUMN
-from gpustackd.engines.mindie.flags import PARALLEL
-from gpustackd.engines.parallelism import WorldSize
+from gpustackd.engines.flags import COLUMN, BackendParameters
+from gpustackd.engines.mindie.flags import PARALLEL, parallel_sizes
+from gpustackd.engines.parallelism import Parallel, WorldSize
 from gpustackd.errors import BadRow
 
 UNSET = -1
@@ -52,6 +52,12 @@ def ranks(sizes: Mapping[str, int]) -> Ranks:
             "the world size must be a multiple of the tensor-parallel size",
         )  # fmt: skip
     return r
+
+
+def parallel(flags: BackendParameters) -> Parallel:
+    """Sizes that estimates divide a model by. Raises BadRow where they contradict each other."""
+    found = ranks(parallel_sizes(flags))
+    return Parallel(max(found.tp, 1), found.pp, found.world if found.world > 0 else None)
 
 
 def _derived(sizes: Mapping[str, int], labels: tuple[str, ...]) -> Ranks:

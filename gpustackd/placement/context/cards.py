@@ -48,7 +48,7 @@ def cards(fleet: Fleet, rows: Ints, rules: ResourceRules) -> Cards:
     fleet.renew()
     kind = fleet.gpu_type[rows]
     if rules.share_of_type:
-        by_code = np.array([rules.u(t) for t in fleet.types] or [0.0])
+        by_code = np.array([rules.memory_fraction(t) for t in fleet.types] or [0.0])
         share = np.where(kind >= 0, by_code[kind], 0.0)
     else:
         share = np.asarray(rules.share)

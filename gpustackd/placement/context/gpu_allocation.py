@@ -87,7 +87,7 @@ def part(fleet: Fleet, rules: ResourceRules, seat: GpuAllocation) -> Part:
 def placement(fleet: Fleet, rules: ResourceRules, choice: Candidate, check: Check) -> Placement:
     """Everything that the commit books, in bytes."""
     parts = tuple(part(fleet, rules, s) for s in choice.seats)
-    share = rules.u(parts[0].gpu_type or "")
+    share = rules.memory_fraction(parts[0].gpu_type or "")
     offload = choice.seats[0].offload
     return Placement(
         parts=parts,

@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from gpustackd.domain.demand import Demand
-from gpustackd.domain.gguf_levels import LevelSizes
 from gpustackd.engines.flags import COLUMN, parse_flags
 from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.engines.llama_cpp.flags import gpu_layers, tensor_split
 from gpustackd.errors import BadRow
-from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GgufRules:
-    """What is asked beside the sizes. `layers` None = as many as fit; 0 = none."""
-
-    sizes: LevelSizes
-    total: int
-    layers: int | None
-    split: tuple[float, ...]
-    cpu_offloading: bool
-    image: bool
-    sized_for: Mapping[str, Any]
-
-    @property
-    def whole(self) -> bool:
-        """Whether a place for all layers is looked for."""
-        return self.layers is None or self.layers == self.total
-
-    @property
-    def partial(self) -> bool:
-        """Whether a place for some layers is."""
-        return self.cpu_offloading and not self.image and self.layers not in (0, self.total)
-
-    @property
-    def host_only(self) -> bool:
-        """Whether a place without a GPU is."""
-        return self.cpu_offloading and not self.image and self.layers in (None, 0)
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, GgufRules, ResourceRules
 
 
 def gguf_rules(demand: Demand) -> ResourceRules:

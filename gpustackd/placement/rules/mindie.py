@@ -1,15 +1,14 @@
-"""Rules of MindIE on Ascend NPUs: a fixed fraction of every NPU, counted in whole bytes (Ascend spec)."""
+"""Rules of MindIE on Ascend NPUs: a fixed fraction of every NPU, counted in whole bytes."""
 
 from __future__ import annotations
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.mindie.flags import FRACTION, MindieServing, serving
+from gpustackd.engines.mindie.flags import DEFAULT_LENGTH, FRACTION, MindieServing, default_length, serving
 from gpustackd.engines.mindie.parallelism import Ranks, check_model, ranks
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules, divisors, gpu_count
 
 NPU = "cann"
-LONGEST_BY_DEFAULT = 8192
 
 
 def mindie_rules(demand: Demand) -> ResourceRules:
@@ -43,14 +42,12 @@ def mindie_rules(demand: Demand) -> ResourceRules:
 
 def serving_of(demand: Demand) -> MindieServing:
     """The serving parameters of a model. Raises BadRow."""
-    spec, hyper = demand.spec, demand.facts.hyper
-    length = min(hyper.max_sequence_length, LONGEST_BY_DEFAULT) if hyper else 0
-    return serving(parse_flags(spec.backend_parameters), spec.env, length)
+    spec = demand.spec
+    return serving(parse_flags(spec.backend_parameters), spec.env, default_length(demand.facts.hyper))
 
 
 def world_of(demand: Demand) -> Ranks:
     """Parallel sizes of a MindIE model, for selectors that only count cards. Raises BadRow."""
-    spec = demand.spec
-    hyper = demand.facts.hyper
-    length = min(hyper.max_sequence_length, LONGEST_BY_DEFAULT) if hyper else LONGEST_BY_DEFAULT
+    spec, hyper = demand.spec, demand.facts.hyper
+    length = default_length(hyper) if hyper else DEFAULT_LENGTH
     return ranks(serving(parse_flags(spec.backend_parameters), spec.env, length).sizes)

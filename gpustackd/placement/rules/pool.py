@@ -4,69 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
+from gpustackd.domain.pools import InstanceType
 from gpustackd.engines import sglang, vllm
-from gpustackd.engines.divisibility import Divisors
 from gpustackd.engines.flags import COLUMN as COLUMN_OF_FLAGS
 from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.mindie.parallelism import check_model
-from gpustackd.engines.parallelism import WorldSize, positive
+from gpustackd.engines.parallelism import Divisors, WorldSize, positive
 from gpustackd.errors import BadRow
 from gpustackd.placement.rules.mindie import world_of as mindie_world_of
-from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules, divisors
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, PoolRequest, ResourceRules, divisors
 
 COLUMN = "gpu_type_selector"
 PROFILE = "accelerator_partitioned_profile"
 MEMORY = "accelerator_sliced_memory_percentage"
 CORES = "accelerator_sliced_cores_percentage"
 DISTRIBUTING = {"vLLM": Engine.VLLM, "SGLang": Engine.SGLANG, "MindIE": Engine.MINDIE}
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRequest:
-    """Of which pool, and how much of a card."""
-
-    type: str
-    profile: str = ""
-    memory: float = 0
-    """Percentage of a card's memory; 0 = all of it."""
-    cores: float = 0
-    cards: int = 1
-    """Cards, or parts of cards, of one worker."""
-    world: int = 0
-    """Parts that the engine's own flags ask for; 0 = they do not say."""
-    backend: Engine = Engine.CUSTOM
-
-    @property
-    def whole(self) -> bool:
-        return not self.profile and not self.memory
-
-    def size(self, pool: InstanceType) -> int:
-        """Bytes of one part; 0 where the pool does not say."""
-        if self.profile:
-            return pool.profiles.get(self.profile) or 0
-        card = pool.memory or 0
-        return int(card * self.memory / 100) if self.memory else card
-
-    def allowed(self, group: DeviceGroup) -> bool:
-        """Whether a node's cards can be shared in this way."""
-        if self.profile:
-            return group.physical_count > 0 and self.profile in group.profiles
-        return self.whole or group.logical_count > 0
-
-    def free(self, card: Accelerator, pool: InstanceType) -> bool:
-        """Whether enough of the card remains by the cluster's own count."""
-        if self.whole:
-            return card.remaining >= card.full
-        share = self.memory / 100
-        if self.profile:
-            share = self.size(pool) / pool.memory if pool.memory else 0.0
-        return card.remaining > 0 and card.remaining >= share * card.full
 
 
 def pool_rules(demand: Demand) -> ResourceRules:

@@ -6,20 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
+from gpustackd.domain.gguf_levels import LevelSizes
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.engines.divisibility import Divisors
-from gpustackd.engines.parallelism import WorldSize
+from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
+from gpustackd.engines.parallelism import Divisors, WorldSize
 from gpustackd.engines.vllm import ParallelSizes
 from gpustackd.errors import BadRow
-
-if TYPE_CHECKING:
-    from gpustackd.placement.rules.gguf import GgufRules
-    from gpustackd.placement.rules.pool import PoolRequest
 
 NO_DIVISORS = Divisors()
 
@@ -35,6 +32,76 @@ class ClaimPolicy(Enum):
     """The split, but no less than a fixed share of the card where the engine's flag says so."""
     EACH = "each"
     """The whole need on every card (image models)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufRules:
+    """What is asked beside the sizes. `layers` None = as many as fit; 0 = none."""
+
+    sizes: LevelSizes
+    total: int
+    layers: int | None
+    split: tuple[float, ...]
+    cpu_offloading: bool
+    image: bool
+    sized_for: Mapping[str, Any]
+
+    @property
+    def whole(self) -> bool:
+        """Whether a place for all layers is looked for."""
+        return self.layers is None or self.layers == self.total
+
+    @property
+    def partial(self) -> bool:
+        """Whether a place for some layers is."""
+        return self.cpu_offloading and not self.image and self.layers not in (0, self.total)
+
+    @property
+    def host_only(self) -> bool:
+        """Whether a place without a GPU is."""
+        return self.cpu_offloading and not self.image and self.layers in (None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """Of which pool, and how much of a card."""
+
+    type: str
+    profile: str = ""
+    memory: float = 0
+    """Percentage of a card's memory; 0 = all of it."""
+    cores: float = 0
+    cards: int = 1
+    """Cards, or parts of cards, of one worker."""
+    world: int = 0
+    """Parts that the engine's own flags ask for; 0 = they do not say."""
+    backend: Engine = Engine.CUSTOM
+
+    @property
+    def whole(self) -> bool:
+        return not self.profile and not self.memory
+
+    def size(self, pool: InstanceType) -> int:
+        """Bytes of one part; 0 where the pool does not say."""
+        if self.profile:
+            return pool.profiles.get(self.profile) or 0
+        card = pool.memory or 0
+        return int(card * self.memory / 100) if self.memory else card
+
+    def allowed(self, group: DeviceGroup) -> bool:
+        """Whether a node's cards can be shared in this way."""
+        if self.profile:
+            return group.physical_count > 0 and self.profile in group.profiles
+        return self.whole or group.logical_count > 0
+
+    def free(self, card: Accelerator, pool: InstanceType) -> bool:
+        """Whether enough of the card remains by the cluster's own count."""
+        if self.whole:
+            return card.remaining >= card.full
+        share = self.memory / 100
+        if self.profile:
+            share = self.size(pool) / pool.memory if pool.memory else 0.0
+        return card.remaining > 0 and card.remaining >= share * card.full
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +155,7 @@ class ResourceRules:
     """(R,) positions where the engine runs without an accelerator; not set = anywhere."""
     replicas: int = 1
 
-    def u(self, gpu_type: str) -> float:
+    def memory_fraction(self, gpu_type: str) -> float:
         """The share for one GPU type."""
         return self.share_of_type.get(gpu_type, self.share)
 
@@ -96,7 +163,7 @@ class ResourceRules:
         """Bytes booked on one card of `total` bytes where `count` cards share the model."""
         if self.taking is ClaimPolicy.EACH:
             return self.vram
-        u = self.u(gpu_type)
+        u = self.memory_fraction(gpu_type)
         if self.taking is ClaimPolicy.SHARE:
             return int(total * u)
         part = -(-self.vram // count)

@@ -12,7 +12,7 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.sglang import Fraction, Shape, fraction, static_fraction
+from gpustackd.engines.sglang import CardShape, Fraction, fraction, static_fraction
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 
 NPU_TYPES = ("cann",)
@@ -41,20 +41,20 @@ def with_fractions(rules: ResourceRules, found: Mapping[str, Fraction]) -> Resou
     return replace(rules, share=0.0, share_of_type=MappingProxyType(share))
 
 
-def _all(fleet: Fleet, rows: Ints, rules: ResourceRules) -> dict[str, Shape]:
+def _all(fleet: Fleet, rows: Ints, rules: ResourceRules) -> dict[str, CardShape]:
     kinds, totals = fleet.gpu_type[rows], fleet.vram_total[rows]
     eligible = rules.devices(fleet, rows) if rules.devices is not None else None
     if eligible is not None:
         kinds = np.where(eligible, kinds, -1)
-    found: dict[str, Shape] = {}
+    found: dict[str, CardShape] = {}
     for code in np.unique(kinds[kinds >= 0]).tolist():
         known = totals[(kinds == code) & (totals > 0)]
         name = fleet.types[code]
-        found[name] = Shape(int(known.min()) if len(known) else 0, _npu(name))
+        found[name] = CardShape(int(known.min()) if len(known) else 0, _npu(name))
     return found
 
 
-def _selected(fleet: Fleet, rows: Ints, demand: Demand) -> dict[str, Shape]:
+def _selected(fleet: Fleet, rows: Ints, demand: Demand) -> dict[str, CardShape]:
     """Hand-picked cards: with `gpus_per_replica`, on each worker the first that many by free share."""
     fleet.renew()
     passing = set(rows.tolist())
@@ -70,7 +70,7 @@ def _selected(fleet: Fleet, rows: Ints, demand: Demand) -> dict[str, Shape]:
                 chosen.setdefault(gpu.type, {}).setdefault(w, []).append(card)
     selector = demand.spec.gpu_selector
     per = (selector.gpus_per_replica if selector else None) or 0
-    found: dict[str, Shape] = {}
+    found: dict[str, CardShape] = {}
     for name, workers in chosen.items():
         sizes: list[int] = []
         for cards in workers.values():
@@ -78,7 +78,7 @@ def _selected(fleet: Fleet, rows: Ints, demand: Demand) -> dict[str, Shape]:
             sizes.extend(total for _, total in (cards[:per] if per else cards))
         known = [s for s in sizes if s > 0]
         most = max(len(cards) for cards in workers.values())
-        found[name] = Shape(min(known, default=0), _npu(name), max(most, per), len(workers))
+        found[name] = CardShape(min(known, default=0), _npu(name), max(most, per), len(workers))
     return found
 
 

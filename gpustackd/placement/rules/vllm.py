@@ -1,23 +1,11 @@
-"""Rules of vLLM: flags, share of a card, executor."""
+"""Rules of vLLM."""
 
 from __future__ import annotations
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.engines.flags import COLUMN, parse_flags
 from gpustackd.engines.parallelism import positive
-from gpustackd.engines.vllm import (
-    DP,
-    DPL,
-    PCP,
-    PP,
-    SHARE,
-    TP,
-    ParallelSizes,
-    executor,
-    share,
-    splits_vision,
-    world_size,
-)
+from gpustackd.engines.vllm import SHARE, TP, executor, parallel_sizes, share, splits_vision, world_size
 from gpustackd.errors import BadRow
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules, divisors, gpu_count
 
@@ -36,9 +24,7 @@ def vllm_rules(demand: Demand) -> ResourceRules:
         raise BadRow(COLUMN, f"--{TP[0]} {tp}: {complaint}", "change the tensor-parallel size")
     topology = None
     if executor(demand, parameters) == "mp":
-        topology = ParallelSizes(tp, *(positive(parameters, f) for f in (PP, PCP, DP, DPL)))
-        if topology.dp and topology.dpl and topology.dp % topology.dpl:
-            raise BadRow(COLUMN, f"--{DP[0]} {topology.dp} is no multiple of --{DPL[0]} {topology.dpl}")
+        topology = parallel_sizes(parameters)
     u = share(demand, parameters)
     return ResourceRules(
         engine=Engine.VLLM,

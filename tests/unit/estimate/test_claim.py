@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpustackd.estimate.claim import GIB, custom_ram, kv_cache_ram, override, vram_claim
+from gpustackd.engines.custom import host_ram
+from gpustackd.estimate.claim import GIB, kv_cache_ram, override, vram_claim
 from tests.specs import a_model, facts
 
 EXAMPLES = [
@@ -116,7 +117,7 @@ def test_a_cache_size_that_is_no_number_is_named() -> None:
     ("vram", "ram"), [(20_425_009_884, 2_147_483_648), (27 * GIB, 2_899_102_924), (700 * GIB, 70 * GIB)]
 )
 def test_a_custom_engine_takes_a_tenth_of_its_vram_but_at_least_two_gib(vram: int, ram: int) -> None:
-    assert custom_ram(vram) == ram
+    assert host_ram(vram) == ram
 
 
 def test_an_unset_override_is_no_override() -> None:

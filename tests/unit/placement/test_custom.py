@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.demand import Engine
-from gpustackd.placement.rules.custom import card_fraction
+from gpustackd.engines.custom import card_fraction
 from tests.fleets import GIB, demand, fleet, model, occupy, place, refused, seats
 
 
@@ -26,7 +26,7 @@ def custom(need, spec=None, **more):
     ],
 )
 def test_the_last_flag_tells_the_share_of_a_card(command, flags, fraction):
-    assert card_fraction(custom(1, model(run_command=command, backend_parameters=flags))) == fraction
+    assert card_fraction(custom(1, model(run_command=command, backend_parameters=flags)).spec) == fraction
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpustackd.domain.model_spec import model_spec
-from gpustackd.engines.divisibility import Divisors
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.parallelism import WorldSize
+from gpustackd.engines.parallelism import Divisors, WorldSize
 from gpustackd.errors import BadRow
 from gpustackd.placement.rules.resource_rules import gpu_count
 from tests import peer_cases as peer

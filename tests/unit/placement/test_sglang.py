@@ -8,7 +8,7 @@ from gpustackd.domain.demand import Engine
 from gpustackd.domain.facts import HyperParameters
 from gpustackd.domain.outcome import Cure
 from gpustackd.engines.flags import parse_flags
-from gpustackd.engines.sglang import Shape, static_fraction
+from gpustackd.engines.sglang import CardShape, static_fraction
 from gpustackd.placement.selectors.base.gpu_sets import memory_groups
 from tests.fleets import GIB, demand, fleet, model, occupy, place, refused, seats
 
@@ -42,7 +42,7 @@ def sglang(need, spec=None, **more):
     ],
 )
 def test_worked_fractions(card, shape, flags, vision, reserved, f):
-    found = static_fraction(parse_flags(flags), Shape(round(card * MIB), **shape), vision)
+    found = static_fraction(parse_flags(flags), CardShape(round(card * MIB), **shape), vision)
     assert (found.reserved, found.value) == (reserved, f)
 
 
@@ -58,8 +58,8 @@ def test_worked_fractions(card, shape, flags, vision, reserved, f):
     ],
 )
 def test_flags_reserve_more_or_less(flags, more):
-    base = static_fraction(parse_flags([]), Shape(16_376 * MIB), None)
-    assert static_fraction(parse_flags(flags), Shape(16_376 * MIB), None).reserved == base.reserved + more
+    base = static_fraction(parse_flags([]), CardShape(16_376 * MIB), None)
+    assert static_fraction(parse_flags(flags), CardShape(16_376 * MIB), None).reserved == base.reserved + more
 
 
 def test_the_fraction_follows_the_smallest_card_and_changes_with_the_fleet():

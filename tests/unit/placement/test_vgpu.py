@@ -10,7 +10,8 @@ from gpustackd.domain.outcome import Check, Cure
 from gpustackd.domain.pools import Pools, instance_type
 from gpustackd.errors import BadRow
 from gpustackd.placement.policy import Policy
-from gpustackd.placement.rules.pool import PoolRequest, ask_of, belongs, percentages
+from gpustackd.placement.rules.pool import ask_of, belongs, percentages
+from gpustackd.placement.rules.resource_rules import PoolRequest
 from gpustackd.placement.search_cache import SearchCache
 from tests.fleets import GIB, ask, fleet, model, occupy, place, refused, seats
 from tests.unit.placement.pools import A100, asking, half, node, partition, policy

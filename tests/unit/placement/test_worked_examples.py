@@ -12,7 +12,7 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Placement
-from gpustackd.estimate.claim import custom_ram
+from gpustackd.engines.custom import host_ram
 from gpustackd.placement.selectors.base.gpu_sets import memory_groups
 from tests.fleets import GIB, demand, fleet, model, occupy, place, refused
 
@@ -164,7 +164,7 @@ def test_75_gib_need_97_45_gib_of_cards_and_four_of_16_offer_49_38(text: str) ->
 
 
 def test_a_custom_engine_takes_a_tenth_of_its_vram_as_ram_and_2_gib_at_least() -> None:
-    assert [custom_ram(v) for v in (V_7B, 27 * GIB, 700 * GIB)] == [2_147_483_648, 2_899_102_924, 70 * GIB]
+    assert [host_ram(v) for v in (V_7B, 27 * GIB, 700 * GIB)] == [2_147_483_648, 2_899_102_924, 70 * GIB]
 
 
 @pytest.mark.parametrize(("share", "each"), [("0.9", 23_413_653_504), ("0.3", 12_455_405_158)])

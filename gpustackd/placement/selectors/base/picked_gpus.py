@@ -83,7 +83,7 @@ def resolve(fleet: Fleet, ids: Sequence[GpuId], rules: ResourceRules, bits: NDAr
         else:
             free = int(fleet.free_vram(np.array([w]))[0, slot])
             total = int(fleet.vram_total[w, slot])
-            u = rules.u(gpu.type)
+            u = rules.memory_fraction(gpu.type)
             claim = _claim(rules, total, gpu.type, count)
             found.cards.append(
                 PickedGpu(w, slot, gpu.index, gpu.type, free, total, int(fleet.vram_capacity[w, slot]), claim,
@@ -218,7 +218,7 @@ def effective(used: Sequence[PickedGpu], selected: Sequence[PickedGpu], rules: R
     counted = [c for c in counted if c.satisfied]
     total = 0.0
     for c in counted:
-        total += c.free * (rules.u(c.type) if rules.taking is ClaimPolicy.SHARE else 1)
+        total += c.free * (rules.memory_fraction(c.type) if rules.taking is ClaimPolicy.SHARE else 1)
     return int(total)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from gpustackd.domain.fleet.columns import UNKNOWN, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
-from gpustackd.engines.divisibility import Indivisible
+from gpustackd.engines.parallelism import Indivisible
 from gpustackd.placement.context.cards import Cards, cards, portions, ram_holds
 from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.diagnostics.wording import gib, have, some, too_little_ram, workers

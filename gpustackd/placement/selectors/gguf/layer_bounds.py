@@ -14,7 +14,7 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
-from gpustackd.placement.rules.gguf import GgufRules
+from gpustackd.placement.rules.resource_rules import GgufRules
 from gpustackd.placement.selectors.gguf.layer_costs import Layers
 
 Rests: TypeAlias = tuple[int, int, int]

@@ -9,7 +9,7 @@ import numpy as np
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.placement.context.gpu_allocation import Candidate
 from gpustackd.placement.diagnostics.wording import gib
-from gpustackd.placement.rules.gguf import GgufRules
+from gpustackd.placement.rules.resource_rules import GgufRules
 from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.gguf_levels import Level
 from gpustackd.engines.llama_cpp.devices import MOST_DEVICES, layers_per_device
-from gpustackd.placement.rules.gguf import GgufRules
+from gpustackd.placement.rules.resource_rules import GgufRules
 from gpustackd.placement.selectors.gguf.layer_bounds import KEPT, Bounds
 
 Room: TypeAlias = tuple[int, bool]

@@ -17,7 +17,7 @@ from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
 from gpustackd.placement.context.placement_context import PlacementContext
-from gpustackd.placement.rules.gguf import GgufRules
+from gpustackd.placement.rules.resource_rules import GgufRules
 from gpustackd.placement.scoring.ranker import Ranker
 from gpustackd.placement.selectors.base.selector import Uncached
 from gpustackd.placement.selectors.gguf.layer_limit import with_limit

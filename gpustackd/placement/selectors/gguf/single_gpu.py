@@ -16,7 +16,7 @@ from gpustackd.errors import BadRow
 from gpustackd.placement.context.cards import Cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
 from gpustackd.placement.context.placement_context import PlacementContext
-from gpustackd.placement.rules.gguf import GgufRules
+from gpustackd.placement.rules.resource_rules import GgufRules
 from gpustackd.placement.scoring.ranker import EPSILON, Floats, Ranker
 from gpustackd.placement.scoring.soft_scores import Part
 from gpustackd.placement.selectors.base.fleet_selector import SingleWorkerSelector

@@ -16,7 +16,8 @@ from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Reason
 from gpustackd.domain.pools import DeviceGroup, InstanceType, Inventory, Pools
 from gpustackd.placement.diagnostics.wording import some
-from gpustackd.placement.rules.pool import PoolRequest, belongs
+from gpustackd.placement.rules.pool import belongs
+from gpustackd.placement.rules.resource_rules import PoolRequest
 
 SHOWN = 5
 

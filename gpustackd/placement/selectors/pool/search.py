@@ -18,7 +18,8 @@ from gpustackd.errors import BadRow
 from gpustackd.placement.context.cards import Cards, cards, ram_holds
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
 from gpustackd.placement.context.placement_context import PlacementContext
-from gpustackd.placement.rules.pool import PoolRequest, belongs
+from gpustackd.placement.rules.pool import belongs
+from gpustackd.placement.rules.resource_rules import PoolRequest
 from gpustackd.placement.scoring.ranker import EPSILON, Ranker
 from gpustackd.placement.scoring.tie_break import block
 from gpustackd.placement.selectors.base.fleet_selector import SingleWorkerSelector
