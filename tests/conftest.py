@@ -20,6 +20,7 @@ import pytest
 
 from gpustackd.store.embedded import EmbeddedPostgres
 from tests.exploring import explored
+from tests.gpustack_reference.verdict import told as gpustack_verdicts
 from tests.servers import QUICK
 
 # An example's time says more about the machine than about the code; `make bench` measures.
@@ -158,10 +159,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Show what tests told."""
-    reports = [r for r in terminalreporter.getreports("passed") if r.when == "call"]
-    told = [text for r in reports for name, text in r.user_properties if name == "told"]
-    if told:
+    """Show what tests told, and how the cases of GPUStack came out."""
+    reports = [
+        r for word in ("passed", "failed") for r in terminalreporter.getreports(word) if r.when == "call"
+    ]
+    properties = [(name, str(text)) for r in reports for name, text in r.user_properties]
+    lines = [text for name, text in properties if name == "told"]
+    verdicts = [text for name, text in properties if name == "gpustack"]
+    if verdicts:
+        lines += gpustack_verdicts(verdicts)
+    if lines:
         terminalreporter.section("told by tests")
-        for text in told:
+        for text in lines:
             terminalreporter.write_line(text)

@@ -7,7 +7,7 @@ from typing import Any
 from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.model_spec import ModelSpec, model_spec
 from gpustackd.sources.formats.config_json import hyper_parameters
-from tests import peer_cases
+from tests.gpustack_reference import cases
 
 
 def a_model(**columns: Any) -> ModelSpec:
@@ -19,8 +19,8 @@ def a_model(**columns: Any) -> ModelSpec:
 
 
 def known_models() -> dict[str, dict[str, Any]]:
-    """Facts of public models by name (`fixtures/peer/models.json`)."""
-    return peer_cases.known_models()
+    """Facts of public models by name (`gpustack_reference/fixtures/models.json`)."""
+    return cases.known_models()
 
 
 def facts(weights: int | None = 0, config: dict[str, Any] | None = None, **more: Any) -> ModelFacts:

@@ -12,8 +12,10 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.errors import BadRow
 from gpustackd.placement.policy import Policy
-from tests import fleets, gguf_models, peer_cases
+from tests import fleets, gguf_models
 from tests.fleets import demand, fleet, model
+from tests.gpustack_reference.cases import read_cases
+from tests.gpustack_reference.production import decisions
 from tests.unit.placement import pools
 
 SEEDS, WHOLE = 60, 25
@@ -52,13 +54,13 @@ def all_scenes() -> Iterator[Scene]:
 
 def _handed() -> Iterator[Scene]:
     """Cases that say which place the whole decision finds."""
-    for case in peer_cases.cases(*AREAS, handed=True):
-        ready = peer_cases.ready(case)
+    for case in read_cases(*AREAS, own=True):
+        ready = decisions.ready(case)
         try:
-            wanted = peer_cases.demand(ready)
+            wanted = decisions.demand(ready)
         except BadRow:
             continue
-        yield Scene(f"case/{case['id']}", peer_cases.fleet(ready), [wanted], peer_cases.policy(ready), 2)
+        yield Scene(f"case/{case['id']}", decisions.fleet(ready), [wanted], decisions.policy(ready), 2)
 
 
 AREAS = ("selector.vllm", "selector.sglang", "selector.mindie", "selector.custom", "selector.vgpu")

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from gpustackd.domain.pools import FULL, Pools, instance_type, inventory
 from gpustackd.domain.quantity import quantity
-from tests import peer_cases as peer
 
 MIB = 1024**2
 DETAIL = {
@@ -19,13 +18,6 @@ DETAIL = {
         "physical": {"profiles": [{"name": "1g.40gb", "count": 1, "memory_mib": 40960}], "count": 1}
     },
 }  # fmt: skip
-QUANTITIES = peer.cases("vgpu_quantity")
-
-
-@pytest.mark.parametrize("case", QUANTITIES, ids=[c["id"] for c in QUANTITIES])
-def test_quantities_as_the_peer_reads_them(case):
-    found = [(quantity(q) or 0) // MIB for q in case["inputs"]["quantities"]]
-    assert found == [mib or 0 for mib in case["expect"]["mib"]]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Evaluation before scheduling (estimate spec section 11), with the peer's cases of that area."""
+"""Evaluation before scheduling: what is refused and why, and what is filled in."""
 
 from __future__ import annotations
 
@@ -9,47 +9,11 @@ import pytest
 from gpustackd.errors import ModelUnreadable
 from gpustackd.estimate.evaluate import evaluate
 from gpustackd.estimate.gpus_per_replica import gpus_per_replica
-from tests import peer_cases as peer
 from tests.specs import a_model, facts, known_models
 
 KNOWN = known_models()
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 T5 = "google-t5/t5-base"
-
-
-def of_area(area: str) -> list[Any]:
-    return [pytest.param(c, id=c["id"]) for c in peer.cases(area)]
-
-
-def known(ref: str | None) -> dict[str, Any]:
-    return KNOWN.get(ref or "", {})
-
-
-JUDGED = [c for c in of_area("evaluate") if "same_spec_for_owners" not in (c.values[0].get("inputs") or {})]
-"""Cases of a cache by owner aside: judgements are not cached here."""
-
-
-@pytest.mark.parametrize("case", JUDGED)
-def test_the_peers_cases_are_judged_as_the_peer_does(case: dict[str, Any]) -> None:
-    columns = {k: v for k, v in case["model"].items() if k not in ("config_ref", "config")}
-    model = known(case["model"].get("config_ref"))
-    config = case["model"].get("config") or model.get("hf_config")
-    read = facts(1, config, is_diffusers=model.get("diffusers", False))
-    remote = (case.get("inputs") or {}).get("needs_remote_code", False)
-    found = evaluate(a_model(**columns), read, needs_remote_code=remote)
-    expect = case["expect"]
-    assert (not found.problems) is expect.get("accepted", expect.get("compatible"))
-    if "reason" in expect:
-        assert [p.code for p in found.problems] == [expect["reason"]]
-    if "categories" in expect:
-        assert list(found.categories) == expect["categories"]
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in of_area("gpu_count") if "skip_count_check" in c.values[0]["expect"]]
-)
-def test_the_count_check_is_skipped_as_in_the_peers_cases(case: dict[str, Any]) -> None:
-    assert a_model(**case["model"]).skips_gpu_count_check is case["expect"]["skip_count_check"]
 
 
 @pytest.mark.parametrize("backend", ["vLLM", None])

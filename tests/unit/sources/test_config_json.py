@@ -8,30 +8,6 @@ import pytest
 
 from gpustackd.errors import ModelUnreadable
 from gpustackd.sources.formats.config_json import hyper_parameters, max_sequence_length, vision_heads
-from tests import peer_cases as peer
-from tests.specs import known_models
-
-KNOWN = known_models()
-CASES = peer.cases("config_parse")
-NAMES = {
-    "derived_max_seq_len": "max_sequence_length", "is_multimodel": "is_multimodal",
-    "vision_num_attention_heads": "vision_heads",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [n for n, known in KNOWN.items() if known.get("parsed_by_peer")])
-def test_public_models_are_read_as_the_peer_reads_them(name: str) -> None:
-    found = hyper_parameters(KNOWN[name]["hf_config"])
-    for key, expected in KNOWN[name]["parsed_by_peer"].items():
-        value = getattr(found, NAMES.get(key, key))
-        assert (list(value) if isinstance(value, tuple) else value) == expected, key
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, id=c["id"]) for c in CASES])
-def test_the_peers_cases_of_nested_heads(case: dict[str, Any]) -> None:
-    found = hyper_parameters(case["inputs"]["config"])
-    for key, expected in case["expect"].items():
-        assert getattr(found, NAMES.get(key, key)) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from gpustackd.errors import ModelUnreadable
 from gpustackd.sources.access import ReaderOptions
 from gpustackd.sources.reader import Reader
 from gpustackd.sources.worker_files import Hosts, WorkerFiles, WorkerHost, hosts_of
-from tests import peer_cases as peer
 from tests.specs import a_model, known_models
 from tests.worker_api import WorkerApi
 
@@ -20,35 +19,10 @@ pytestmark = pytest.mark.anyio
 CONFIG = known_models()["Qwen/Qwen2.5-0.5B-Instruct"]["hf_config"]
 PATH = "/mnt/models/foo"
 FILES = {f"{PATH}/config.json": CONFIG, PATH: 988_097_824}
-CASES = peer.cases("local_path_config")
 
 
 def spec(**columns: Any) -> Any:
     return a_model(source="local_path", local_path=PATH, **columns)
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, id=c["id"]) for c in CASES])
-async def test_the_peers_case_the_first_answer_wins_and_the_losers_are_cancelled(
-    case: dict[str, Any],
-) -> None:
-    workers, expect = case["inputs"]["workers"], case["expect"]
-    path = f"{case['model']['local_path']}/{case['inputs']['file']}"
-    good = [w for w in workers if w.get("ok", True)]
-    quickest = min((w.get("answers_after_s", 0) for w in good), default=0)
-    api = WorkerApi({w["name"]: {path: CONFIG} if w in good else {} for w in workers})
-    api.silent = {w["name"] for w in good if w.get("answers_after_s", 0) > quickest}
-    async with api:
-        files = WorkerFiles()
-        if expect.get("returned", True) and good:
-            document, winner = await files.json_file(api.hosts(), path, "model")
-            assert document == CONFIG
-            assert winner == expect.get("result_from", winner)
-        else:
-            with pytest.raises(ModelUnreadable):
-                await files.json_file(api.hosts(), path, "model")
-        await api.idle()
-        assert api.running == expect.get("unfinished_requests_left", 0)
-        await files.aclose()
 
 
 async def test_facts_come_from_workers_where_this_host_does_not_have_the_path() -> None:
