@@ -76,7 +76,7 @@ class EditModel:
     cost: float = 3.0
     family: str = ""
     """What it turns at: of several edits of one family the least is enough."""
-    lean: bool = False
+    less_memory: bool = False
     """Whether it gives the engine less memory than it has now: then one longest sequence must still fit."""
     kind: ChangeKind = ChangeKind.EDIT_MODEL
 

@@ -51,12 +51,12 @@ class Editor:
     versions: Iterator[int] = field(default_factory=lambda: count(-1, -1))
 
     def edit(
-        self, columns: Mapping[str, Any], text: str, cost: float, family: str, *, lean: bool = False,
+        self, columns: Mapping[str, Any], text: str, cost: float, family: str, *, less_memory: bool = False,
         **values: Any,
     ) -> EditModel:  # fmt: skip
         """One edit: `columns` as the row would hold them, `values` as the model would."""
         spec = replace(self.spec, version=next(self.versions), **values)
-        return EditModel(MappingProxyType(dict(columns)), spec, text, cost, family, lean)
+        return EditModel(MappingProxyType(dict(columns)), spec, text, cost, family, less_memory)
 
     def flag(
         self, names: tuple[str, ...], value: str, text: str, cost: float, family: str, **more: Any

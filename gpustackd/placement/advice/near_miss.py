@@ -16,7 +16,7 @@ from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.advice.changes import more_free
 from gpustackd.placement.advice.trials import Trials
-from gpustackd.placement.context.cards import Cards, cards
+from gpustackd.placement.context.cards import Cards, read_cards
 from gpustackd.placement.diagnostics.wording import gib, some
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.search import Search
@@ -81,41 +81,41 @@ def lacks(search: Search, rows: Ints) -> Ints:
     """(R,) bytes of VRAM and RAM that each worker lacks for the place that lacks least; FAR = none there,
     however empty its cards."""
     fleet, rules = search.context.fleet, search.context.rules
-    found = cards(fleet, rows, rules)
-    steps = search.ladder.kinds
-    most = 1 if "one_worker" not in steps else found.free.shape[1]
-    first = 1 if "one_gpu" in steps else 2
+    cards = read_cards(fleet, rows, rules)
+    kinds = search.ladder.kinds
+    most = 1 if "one_worker" not in kinds else cards.free.shape[1]
+    first = 1 if "one_gpu" in kinds else 2
     best: Ints = np.full(len(rows), FAR, np.int64)
     capacity = fleet.vram_capacity[rows]
-    for code in np.unique(found.type[found.usable]).tolist():
-        mine = found.usable & (found.type == code)
+    for code in np.unique(cards.type[cards.usable]).tolist():
+        mine = cards.usable & (cards.type == code)
         for n in range(first, most + 1):
             if rules.gpu_count and n != rules.gpu_count:
                 continue
             if not rules.fixed_world and not rules.divisors.allows(n):
                 continue
-            np.minimum(best, _for(found, rules, mine, capacity, n), out=best)
+            np.minimum(best, _for(cards, rules, mine, capacity, n), out=best)
     if rules.cpu or rules.cpu_only:
         best = np.where(fleet.free_ram(rows) < rules.ram_floor, np.minimum(best, 0), best)
     short = np.maximum(rules.ram_floor - fleet.free_ram(rows), 0)
     return np.minimum(best, FAR) + short
 
 
-def _for(found: Cards, rules: ResourceRules, mine: Any, capacity: Ints, n: int) -> Ints:
+def _for(cards: Cards, rules: ResourceRules, mine: Any, capacity: Ints, n: int) -> Ints:
     """Lacking bytes where n cards share the model."""
-    share = (found.total * found.share).astype(np.int64)
+    share = (cards.total * cards.share).astype(np.int64)
     part = share
-    if rules.taking is ClaimPolicy.EACH:
-        part = np.full(found.free.shape, rules.vram, np.int64)
-    elif rules.taking is not ClaimPolicy.SHARE:
-        part = np.maximum(-(-rules.vram // n), share if rules.taking is ClaimPolicy.AT_LEAST else 0)
-        part = np.broadcast_to(part, found.free.shape)
+    if rules.claim_policy is ClaimPolicy.EACH:
+        part = np.full(cards.free.shape, rules.vram, np.int64)
+    elif rules.claim_policy is not ClaimPolicy.SHARE:
+        part = np.maximum(-(-rules.vram // n), share if rules.claim_policy is ClaimPolicy.AT_LEAST else 0)
+        part = np.broadcast_to(part, cards.free.shape)
     could = mine & (part > 0) & (part <= capacity)
-    lacking = np.where(could, np.maximum(part - found.free, 0), FAR)
+    lacking = np.where(could, np.maximum(part - cards.free, 0), FAR)
     order = np.argsort(lacking, axis=1)[:, :n]
     rows = np.arange(len(lacking))[:, None]
     sums: Ints = np.minimum(lacking[rows, order], FAR).sum(axis=1)
-    if rules.taking is ClaimPolicy.SHARE:
+    if rules.claim_policy is ClaimPolicy.SHARE:
         sums[np.where(could, part, 0)[rows, order].sum(axis=1) < rules.vram] = FAR
     return np.minimum(sums, FAR)
 

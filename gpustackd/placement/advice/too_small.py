@@ -10,7 +10,7 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.placement.advice.near_miss import NearMiss
-from gpustackd.placement.context.cards import Cards, cards
+from gpustackd.placement.context.cards import Cards, read_cards
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.search import Search
 
@@ -22,45 +22,45 @@ def too_small(search: Search) -> list[NearMiss]:
     rows = np.flatnonzero(search.context.bits == 0)
     if not len(rows) or search.ladder.is_engines_own:
         return []
-    found = cards(search.context.fleet, rows, search.context.rules)
+    cards = read_cards(search.context.fleet, rows, search.context.rules)
     capacity = np.maximum(search.context.fleet.vram_capacity[rows], 0)
     best: dict[int, tuple[int, Ints, int, int]] = {}
-    for code, n in _numbers(search, found):
-        for r, short, chosen, need, offered in _lacking(found, search.context.rules, code, capacity, n):
+    for code, n in _numbers(search, cards):
+        for r, short, chosen, need, offered in _lacking(cards, search.context.rules, code, capacity, n):
             if short > 0 and (r not in best or short < best[r][0]):
                 best[r] = short, chosen, need, offered
     order = sorted(best, key=lambda r: (best[r][0], int(search.context.fleet.worker_id[rows[r]])))
     return [_miss(search, int(rows[r]), *best[r]) for r in order[:TOLD]]
 
 
-def _numbers(search: Search, found: Cards) -> Iterator[tuple[int, int]]:
+def _numbers(search: Search, cards: Cards) -> Iterator[tuple[int, int]]:
     """Types of cards, and how many of a type an instance may lie on within one worker."""
     rules = search.context.rules
-    steps = search.ladder.kinds
-    first = 1 if "one_gpu" in steps else 2
-    most = found.free.shape[1] if "one_worker" in steps else 1
-    for code in np.unique(found.type[found.usable]).tolist():
+    kinds = search.ladder.kinds
+    first = 1 if "one_gpu" in kinds else 2
+    most = cards.free.shape[1] if "one_worker" in kinds else 1
+    for code in np.unique(cards.type[cards.usable]).tolist():
         for n in range(first, most + 1):
             if rules.gpu_count in (0, n) and (rules.fixed_world or rules.divisors.allows(n)):
                 yield code, n
 
 
 def _lacking(
-    found: Cards, rules: ResourceRules, code: int, capacity: Ints, n: int
+    cards: Cards, rules: ResourceRules, code: int, capacity: Ints, n: int
 ) -> Iterator[tuple[int, int, Ints, int, int]]:
     """Of each worker with n such cards: its row, the bytes that they are too small by if they were empty, the
     cards, the bytes needed of them and what they offer."""
-    mine = found.usable & (found.type == code)
-    share = np.minimum((found.total * found.share).astype(np.int64), capacity)
-    offered = share if rules.taking is ClaimPolicy.SHARE else capacity
+    mine = cards.usable & (cards.type == code)
+    share = np.minimum((cards.total * cards.share).astype(np.int64), capacity)
+    offered = share if rules.claim_policy is ClaimPolicy.SHARE else capacity
     offered = np.where(mine, offered, -1)
     order = np.argsort(-offered, axis=1, kind="stable")[:, :n]
     for r in np.flatnonzero(mine.sum(axis=1) >= n).tolist():
         sizes = offered[r, order[r]]
-        if rules.taking is ClaimPolicy.SHARE:
+        if rules.claim_policy is ClaimPolicy.SHARE:
             need, short = rules.vram, rules.vram - int(sizes.sum())
         else:
-            part = rules.vram if rules.taking is ClaimPolicy.EACH else -(-rules.vram // n)
+            part = rules.vram if rules.claim_policy is ClaimPolicy.EACH else -(-rules.vram // n)
             need, short = part * n, int(np.maximum(part - sizes, 0).sum())
         yield r, short, order[r], need, int(sizes.sum())
 

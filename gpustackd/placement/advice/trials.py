@@ -86,8 +86,8 @@ class Trials:
         with made(change, self.case.fleet):
             found = self.find(demand)
         edit = edit_of(change)
-        lean = edit is not None and edit.lean
-        return None if found is None or (lean and _tight(demand, found)) else found
+        less_memory = edit is not None and edit.less_memory
+        return None if found is None or (less_memory and _tight(demand, found)) else found
 
     def place(self, change: Change) -> Placed | None:
         """Where the instance would go, after those that come before it took what they can."""

@@ -20,9 +20,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Cards:
-    """GPU slots of worker positions `w`. Sizes in bytes."""
+    """GPU slots of worker `positions`. Sizes in bytes."""
 
-    w: Ints
+    positions: Ints
     """(R,) worker positions."""
     free: Ints
     """(R, S) free VRAM; 0 where unusable."""
@@ -43,7 +43,7 @@ class Cards:
     """(R, S) part of the card that is free."""
 
 
-def cards(fleet: Fleet, rows: Ints, rules: ResourceRules) -> Cards:
+def read_cards(fleet: Fleet, rows: Ints, rules: ResourceRules) -> Cards:
     """The cards of these worker positions as the search may use them."""
     fleet.renew()
     kind = fleet.gpu_type[rows]
@@ -62,38 +62,38 @@ def cards(fleet: Fleet, rows: Ints, rules: ResourceRules) -> Cards:
     )  # fmt: skip
 
 
-def alone(found: Cards, rules: ResourceRules) -> tuple[Bools, Ints]:
+def single_card_fits(cards: Cards, rules: ResourceRules) -> tuple[Bools, Ints]:
     """Which cards hold the model by themselves, and what would be booked on each: both (R, S)."""
     v = rules.vram
     claim: Ints
     fits: Bools
-    if rules.taking is ClaimPolicy.SHARE:
-        portion = found.total * found.share
+    if rules.claim_policy is ClaimPolicy.SHARE:
+        portion = cards.total * cards.share
         claim = portion.astype(np.int64)
         fits = portion >= v
         if not fits.any():
             return fits, claim
-        fits &= found.ratio >= found.share
-        fits &= found.share > 0
-    elif rules.taking is ClaimPolicy.AT_LEAST:
-        claim = np.maximum((found.total * found.share).astype(np.int64), v)
-        fits = found.free >= claim
+        fits &= cards.ratio >= cards.share
+        fits &= cards.share > 0
+    elif rules.claim_policy is ClaimPolicy.AT_LEAST:
+        claim = np.maximum((cards.total * cards.share).astype(np.int64), v)
+        fits = cards.free >= claim
     else:
-        claim = np.full(found.free.shape, v, np.int64)
-        fits = found.free >= v
-    fits &= found.usable
-    fits &= claim <= found.free
-    if asks_ram(found, rules):
-        fits &= ram_holds(found, rules, claim, found.ram[:, None], found.unified[:, None])
+        claim = np.full(cards.free.shape, v, np.int64)
+        fits = cards.free >= v
+    fits &= cards.usable
+    fits &= claim <= cards.free
+    if asks_ram(cards, rules):
+        fits &= ram_holds(cards, rules, claim, cards.ram[:, None], cards.unified[:, None])
     return fits, claim
 
 
-def asks_ram(found: Cards, rules: ResourceRules) -> bool:
+def asks_ram(cards: Cards, rules: ResourceRules) -> bool:
     """Whether RAM can stand in the way at all."""
-    return bool(rules.ram or rules.ram_static or rules.ram_ratio or found.unified.any())
+    return bool(rules.ram or rules.ram_static or rules.ram_ratio or cards.unified.any())
 
 
-def ram_holds(found: Cards, rules: ResourceRules, booked: Ints, ram: Ints, unified: Bools) -> Bools:
+def ram_holds(cards: Cards, rules: ResourceRules, booked: Ints, ram: Ints, unified: Bools) -> Bools:
     """Whether a worker has the RAM for a part that books so much VRAM there (on unified memory both come
     from one pool). `booked`, `ram` and `unified` have one shape, or broadcast to it."""
     claim: Ints | int
@@ -103,30 +103,30 @@ def ram_holds(found: Cards, rules: ResourceRules, booked: Ints, ram: Ints, unifi
         claim = (booked * rules.ram_ratio).astype(np.int64)
     asked = np.maximum(claim, rules.ram)
     held: Bools = (asked == 0) | (asked <= ram)
-    if found.unified.any():
+    if cards.unified.any():
         held = held & (~unified | (booked + claim <= ram))
     return held
 
 
-def portions(found: Cards, rules: ResourceRules) -> tuple[Bools, Ints]:
+def portions(cards: Cards, rules: ResourceRules) -> tuple[Bools, Ints]:
     """Which cards may take a part in a placement over several cards, and the least booked on each: (R, S).
 
     Where the need is split (`SPLIT`, `AT_LEAST`), what is booked depends on how many cards share it.
     """
     claim: Ints
     enough: Bools
-    if rules.taking is ClaimPolicy.SHARE:
-        claim = (found.total * found.share).astype(np.int64)
-        enough = found.ratio >= found.share
-        enough &= found.share > 0
-        enough &= claim <= found.free
-    elif rules.taking is ClaimPolicy.SPLIT:
-        claim = np.zeros(found.free.shape, np.int64)
-        enough = found.free > 0
-    elif rules.taking is ClaimPolicy.AT_LEAST:
-        claim = (found.total * found.share).astype(np.int64)
-        enough = (found.free > 0) & (found.free >= claim)
+    if rules.claim_policy is ClaimPolicy.SHARE:
+        claim = (cards.total * cards.share).astype(np.int64)
+        enough = cards.ratio >= cards.share
+        enough &= cards.share > 0
+        enough &= claim <= cards.free
+    elif rules.claim_policy is ClaimPolicy.SPLIT:
+        claim = np.zeros(cards.free.shape, np.int64)
+        enough = cards.free > 0
+    elif rules.claim_policy is ClaimPolicy.AT_LEAST:
+        claim = (cards.total * cards.share).astype(np.int64)
+        enough = (cards.free > 0) & (cards.free >= claim)
     else:
-        claim = np.full(found.free.shape, rules.vram, np.int64)
-        enough = found.free >= rules.vram
-    return enough & found.usable, claim
+        claim = np.full(cards.free.shape, rules.vram, np.int64)
+        enough = cards.free >= rules.vram
+    return enough & cards.usable, claim

@@ -29,7 +29,7 @@ class Offload:
 class GpuAllocation:
     """GPU slots of one worker position and the VRAM booked on each; no slots = CPU only."""
 
-    w: int
+    position: int
     slots: tuple[int, ...] = ()
     claims: tuple[int, ...] = ()
     of: int | None = None
@@ -46,9 +46,9 @@ class GpuAllocation:
 class Candidate:
     """A place that was found: main seat first."""
 
-    seats: tuple[GpuAllocation, ...]
-    step: str
-    """Step of the ladder that found it."""
+    allocations: tuple[GpuAllocation, ...]
+    kind: str
+    """Kind of the selector that found it."""
     score: float = 0.0
     scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     over_commit: bool = False
@@ -57,12 +57,12 @@ class Candidate:
     """The best five, this one first, as JSON-ready maps."""
 
 
-def part(fleet: Fleet, rules: ResourceRules, seat: GpuAllocation) -> Part:
+def part(fleet: Fleet, rules: ResourceRules, allocation: GpuAllocation) -> Part:
     """The part of a placement that takes this seat; versions are those the decision saw."""
-    row = fleet.row(seat.w)
-    w = seat.w
-    booked = sum(seat.claims)
-    places = [(w, s) for s in seat.slots]
+    row = fleet.row(allocation.position)
+    w = allocation.position
+    booked = sum(allocation.claims)
+    places = [(w, s) for s in allocation.slots]
     gpu_ids = tuple(int(fleet.gpu_id[p]) for p in places)
     return Part(
         worker_id=row.id,
@@ -71,24 +71,24 @@ def part(fleet: Fleet, rules: ResourceRules, seat: GpuAllocation) -> Part:
         gpu_ids=gpu_ids,
         gpu_indexes=tuple(int(fleet.gpu_index[p]) for p in places),
         gpu_versions=tuple(int(fleet.gpu_version[p]) for p in places),
-        vram=seat.claims,
-        ram=rules.ram_claim(booked) if seat.ram is None else seat.ram,
+        vram=allocation.claims,
+        ram=rules.ram_claim(booked) if allocation.ram is None else allocation.ram,
         worker_version=int(fleet.worker_version[w]),
         unified=bool(fleet.unified[w]),
-        total_gpus=seat.of,
+        total_gpus=allocation.of,
         gpu_addresses=npu_addresses(fleet, gpu_ids) if rules.addresses else (),
         worker_ip=row.ip,
         worker_advertise_address=row.advertise_address,
         worker_ifname=row.ifname,
-        offload_layers=seat.layers,
+        offload_layers=allocation.layers,
     )
 
 
 def placement(fleet: Fleet, rules: ResourceRules, choice: Candidate, check: Check) -> Placement:
     """Everything that the commit books, in bytes."""
-    parts = tuple(part(fleet, rules, s) for s in choice.seats)
+    parts = tuple(part(fleet, rules, s) for s in choice.allocations)
     share = rules.memory_fraction(parts[0].gpu_type or "")
-    offload = choice.seats[0].offload
+    offload = choice.allocations[0].offload
     return Placement(
         parts=parts,
         check=Check.UNCHANGED if choice.over_commit or rules.unchanged else check,
@@ -99,7 +99,7 @@ def placement(fleet: Fleet, rules: ResourceRules, choice: Candidate, check: Chec
         sized_for=rules.gguf.sized_for if rules.gguf else None,
         over_commit=choice.over_commit,
         mode=rules.mode if len(parts) > 1 else None,
-        strategy=choice.step,
+        strategy=choice.kind,
         score=choice.score,
         score_parts=choice.scores,
         warnings=choice.warnings,

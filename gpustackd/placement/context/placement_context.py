@@ -12,7 +12,7 @@ from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import PoolStep
 from gpustackd.engines.sglang import Fraction
-from gpustackd.placement.context.cards import Cards, cards
+from gpustackd.placement.context.cards import Cards, read_cards
 from gpustackd.placement.diagnostics.faults import StageFault, StageFaults
 from gpustackd.placement.filters import chain
 from gpustackd.placement.filters.framework import FrameworkFilter
@@ -38,7 +38,7 @@ class PlacementContext:
         self.model_id = demand.spec.id
         self.faults = StageFaults()
         self.filters = chain.chain(demand, policy, self.faults)
-        self.missing_filters = self.faults.told()
+        self.missing_filters = self.faults.noted()
         """Filters that could not be built at all."""
         framework = next((f for f in self.filters if isinstance(f, FrameworkFilter)), None)
         if framework is not None:
@@ -56,7 +56,7 @@ class PlacementContext:
         self._size = 0
         self.revision = 0
         """Rises whenever the rules change: what selectors keep is void then."""
-        self.allocation = 0
+        self.generation = 0
         """Rises whenever the arrays over worker positions are made anew."""
         self.filter_revision = 0
         """Rises whenever the filters let other workers through."""
@@ -75,7 +75,7 @@ class PlacementContext:
             self._size = len(fleet.alive)
             self.bits = np.full(self._size, chain.GONE, np.uint16)
             self.mine = np.zeros(self._size, np.int32)
-            self.allocation += 1
+            self.generation += 1
             self._tick = -1
         path = self._path
         if path is not None and self.faults.tried(
@@ -133,7 +133,7 @@ class PlacementContext:
 
     def failed_stages(self) -> dict[str, StageFault]:
         """What failed since the last decision began, by stage."""
-        return {f.stage: f for f in (*self.missing_filters, *self.faults.told())}
+        return {f.stage: f for f in (*self.missing_filters, *self.faults.noted())}
 
     @property
     def pool(self) -> tuple[PoolStep, ...]:
@@ -145,8 +145,8 @@ class PlacementContext:
     def cards(self, rows: Ints) -> Cards:
         """Cards of these positions; selectors that look at the same workers at the same time share them."""
         kept = self._cards
-        if kept is not None and kept[0] == self.fleet.tick and np.array_equal(kept[1].w, rows):
+        if kept is not None and kept[0] == self.fleet.tick and np.array_equal(kept[1].positions, rows):
             return kept[1]
-        current = cards(self.fleet, rows, self.rules)
+        current = read_cards(self.fleet, rows, self.rules)
         self._cards = (self.fleet.tick, current) if len(rows) <= SHARED_ROWS else None
         return current

@@ -53,6 +53,6 @@ class StageFaults:
     def clear(self) -> None:
         self._found.clear()
 
-    def told(self) -> tuple[StageFault, ...]:
+    def noted(self) -> tuple[StageFault, ...]:
         """Everything noted since the last `clear`."""
         return tuple(self._found.values())

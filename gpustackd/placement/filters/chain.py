@@ -123,7 +123,7 @@ def refusals(
         dropped = before & ((here >> n) & 1 == 1)
         count = int(np.count_nonzero(dropped))
         if count:
-            reasons.extend(_told(f, fleet, rows[dropped], left - count, left, faults))
+            reasons.extend(_texts(f, fleet, rows[dropped], left - count, left, faults))
             if isinstance(f, FrameworkFilter):
                 stay, noted = rows[before & ~dropped], StageFaults() if faults is None else faults
                 reasons.extend(noted.tried(f"filter.{f.name}", partial(f.remarks, fleet, stay), []))
@@ -133,13 +133,13 @@ def refusals(
             also = (here >> n) & 1 == 1
             others = int(np.count_nonzero(also))
             if others:
-                told = _told(f, fleet, rows[also], len(rows) - others, len(rows), faults)
-                reasons.extend(_also(r) for r in told)
+                texts = _texts(f, fleet, rows[also], len(rows) - others, len(rows), faults)
+                reasons.extend(_also(r) for r in texts)
                 cures |= f.cure
     return reasons, cures
 
 
-def _told(
+def _texts(
     f: Filter, fleet: Fleet, dropped: Ints, left: int, of: int, faults: StageFaults | None
 ) -> list[Reason]:
     """Why a filter dropped workers; their number alone where it cannot say."""

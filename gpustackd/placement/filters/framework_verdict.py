@@ -78,12 +78,12 @@ class Verdicts:
 
     def _judge(self, kind: DeviceKind, arch: str) -> Verdict:
         best: Verdict | None = None
-        for said in self._stored(kind, arch):
-            if said.ok:
-                return said
-            best = said if best is None or (said.cause or 0) > (best.cause or 0) else best
-        said = self._catalogued(self._offered(kind), kind, arch)
-        return said if said.ok or best is None or (said.cause or 0) >= (best.cause or 0) else best
+        for verdict in self._stored(kind, arch):
+            if verdict.ok:
+                return verdict
+            best = verdict if best is None or (verdict.cause or 0) > (best.cause or 0) else best
+        verdict = self._catalogued(self._offered(kind), kind, arch)
+        return verdict if verdict.ok or best is None or (verdict.cause or 0) >= (best.cause or 0) else best
 
     def _offered(self, kind: DeviceKind) -> tuple[Runner, ...]:
         return self.catalogue.offered(kind.type, self.name.lower())
@@ -114,11 +114,11 @@ class Verdicts:
             wanted = [r for r in offered if self.pin.admits(r.version)]
             return self._image(wanted, kind, arch) if wanted else Verdict(Cause.PIN)
         active = [r for r in offered if not r.deprecated]
-        said = self._image(active, kind, arch) if active else Verdict(Cause.DEPRECATED)
-        if said.ok:
-            return said
+        verdict = self._image(active, kind, arch) if active else Verdict(Cause.DEPRECATED)
+        if verdict.ok:
+            return verdict
         old = self._image(offered, kind, arch)
-        return replace(said, instead=old.runner.version) if old.runner is not None else said
+        return replace(verdict, instead=old.runner.version) if old.runner is not None else verdict
 
     def _image(self, runners: Sequence[Runner], kind: DeviceKind, arch: str) -> Verdict:
         """The image among these that the worker will take, or why it can take none."""
@@ -144,8 +144,8 @@ class Verdicts:
             return "", False
         if kind.soc:
             return variant(kind.soc), False
-        told = variant_of_product(kind.product)
-        return told or FALLBACK, told is None
+        named = variant_of_product(kind.product)
+        return named or FALLBACK, named is None
 
 
 @lru_cache(maxsize=512)

@@ -17,7 +17,7 @@ def custom_rules(demand: Demand) -> ResourceRules:
     return ResourceRules(
         engine=demand.engine,
         vram=need.vram or 0,
-        taking=ClaimPolicy.AT_LEAST,
+        claim_policy=ClaimPolicy.AT_LEAST,
         share=card_fraction(spec) or 0.0,
         share_flag=FRACTIONS[0],
         ram=need.ram,

@@ -31,7 +31,7 @@ def gguf_rules(demand: Demand) -> ResourceRules:
     return ResourceRules(
         engine=demand.engine,
         vram=demand.need.vram or 0,
-        taking=ClaimPolicy.SPLIT,
+        claim_policy=ClaimPolicy.SPLIT,
         ram=demand.need.ram,
         ram_static=demand.need.ram_static,
         gpu_count=(per or len(spec.gpu_ids)) if spec.gpu_ids else 0,

@@ -21,7 +21,7 @@ def mindie_rules(demand: Demand) -> ResourceRules:
     return ResourceRules(
         engine=Engine.MINDIE,
         vram=need.vram or 0,
-        taking=ClaimPolicy.SHARE,
+        claim_policy=ClaimPolicy.SHARE,
         share=asked.fraction,
         share_flag=FRACTION,
         kinds=frozenset({NPU}),

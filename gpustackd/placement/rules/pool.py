@@ -34,7 +34,7 @@ def pool_rules(demand: Demand) -> ResourceRules:
     return ResourceRules(
         engine=demand.engine,
         vram=need.vram or 0,
-        taking=ClaimPolicy.EACH,
+        claim_policy=ClaimPolicy.EACH,
         ram=need.ram,
         ram_static=need.ram_static,
         ram_ratio=need.ram_ratio,

@@ -110,7 +110,7 @@ class ResourceRules:
 
     engine: Engine
     vram: int
-    taking: ClaimPolicy
+    claim_policy: ClaimPolicy
     share: float = 0.0
     share_of_type: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """u per GPU type where the engine derives it from the cards."""
@@ -161,13 +161,13 @@ class ResourceRules:
 
     def claim(self, total: int, gpu_type: str, count: int) -> int:
         """Bytes booked on one card of `total` bytes where `count` cards share the model."""
-        if self.taking is ClaimPolicy.EACH:
+        if self.claim_policy is ClaimPolicy.EACH:
             return self.vram
         u = self.memory_fraction(gpu_type)
-        if self.taking is ClaimPolicy.SHARE:
+        if self.claim_policy is ClaimPolicy.SHARE:
             return int(total * u)
         part = -(-self.vram // count)
-        return max(part, int(total * u)) if self.taking is ClaimPolicy.AT_LEAST else part
+        return max(part, int(total * u)) if self.claim_policy is ClaimPolicy.AT_LEAST else part
 
     def ram_claim(self, vram: int) -> int:
         """RAM to book on a worker where `vram` is booked."""

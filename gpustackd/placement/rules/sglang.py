@@ -28,7 +28,7 @@ def sglang_rules(demand: Demand) -> ResourceRules:
     return ResourceRules(
         engine=Engine.SGLANG,
         vram=need.vram or 0,
-        taking=ClaimPolicy.EACH if image else ClaimPolicy.SHARE,
+        claim_policy=ClaimPolicy.EACH if image else ClaimPolicy.SHARE,
         share=0.0 if image else fraction(parameters) or 0.0,
         share_flag="" if image else FRACTION,
         ram=need.ram,

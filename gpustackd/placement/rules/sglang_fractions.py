@@ -20,7 +20,7 @@ NPU_TYPES = ("cann",)
 
 def follows_cards(demand: Demand, rules: ResourceRules) -> bool:
     """Whether the share of a card has to be worked out from the cards."""
-    if rules.engine is not Engine.SGLANG or rules.taking is not ClaimPolicy.SHARE:
+    if rules.engine is not Engine.SGLANG or rules.claim_policy is not ClaimPolicy.SHARE:
         return False
     return fraction(parse_flags(demand.spec.backend_parameters)) is None
 

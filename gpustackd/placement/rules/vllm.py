@@ -29,7 +29,7 @@ def vllm_rules(demand: Demand) -> ResourceRules:
     return ResourceRules(
         engine=Engine.VLLM,
         vram=need.vram or 0,
-        taking=ClaimPolicy.SHARE if u > 0 else ClaimPolicy.SPLIT,
+        claim_policy=ClaimPolicy.SHARE if u > 0 else ClaimPolicy.SPLIT,
         share=u,
         share_flag=SHARE,
         ram=need.ram,

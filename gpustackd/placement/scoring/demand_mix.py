@@ -24,13 +24,13 @@ def shape(rules: ResourceRules, largest: int) -> DemandShape | None:
     if rules.vram <= 0 and rules.cpu:
         return None
     share = max(rules.share_of_type.values(), default=rules.share)
-    share = share if rules.taking in (ClaimPolicy.SHARE, ClaimPolicy.AT_LEAST) else 0.0
-    offers = int(largest * share) if rules.taking is ClaimPolicy.SHARE and share > 0 else largest
-    fewest = 1 if rules.taking is ClaimPolicy.EACH else max(1, -(-rules.vram // max(offers, 1)))
+    share = share if rules.claim_policy in (ClaimPolicy.SHARE, ClaimPolicy.AT_LEAST) else 0.0
+    offers = int(largest * share) if rules.claim_policy is ClaimPolicy.SHARE and share > 0 else largest
+    fewest = 1 if rules.claim_policy is ClaimPolicy.EACH else max(1, -(-rules.vram // max(offers, 1)))
     gpus = rules.gpu_count or fewest
     if not rules.gpu_count and fewest > 1:
         gpus = next((n for n in rules.divisors.allowed(2, MANY) if n >= fewest), fewest)
-    size = rules.vram if rules.taking is ClaimPolicy.EACH else -(-rules.vram // gpus)
+    size = rules.vram if rules.claim_policy is ClaimPolicy.EACH else -(-rules.vram // gpus)
     return DemandShape(gpus, min(size, largest), min(share, 1.0))
 
 

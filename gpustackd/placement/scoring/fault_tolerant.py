@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.placement.diagnostics.faults import StageFaults
-from gpustackd.placement.scoring.strategies import Floats, Scorer, Seats
+from gpustackd.placement.scoring.strategies import CardView, Floats, Scorer
 
 STAGE = "scorer.placement"
 
@@ -21,13 +21,13 @@ class FaultTolerantScorer(Scorer):
 
     faults: StageFaults = field(default_factory=StageFaults, compare=False)
 
-    def cards(self, s: Seats) -> Floats:
+    def cards(self, s: CardView) -> Floats:
         return self._tried(lambda: Scorer.cards(self, s), np.shape(s.claim))
 
     def together(self, values: Floats, taken: NDArray[np.bool_]) -> Floats:
         return self._tried(lambda: Scorer.together(self, values, taken), (len(values),))
 
-    def taken(self, s: Seats, taken: NDArray[np.bool_]) -> Floats:
+    def taken(self, s: CardView, taken: NDArray[np.bool_]) -> Floats:
         return self._tried(lambda: Scorer.taken(self, s, taken), (len(taken),))
 
     def worker(self, value: Floats, mine: Any, others: Any) -> Floats:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.model_spec import Strategy
-from gpustackd.placement.context.cards import Cards, cards
+from gpustackd.placement.context.cards import Cards, read_cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
 from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.preferences import PREFER_DOMINANT_RESOURCE, PREFER_MEAN_OVER_GPUS
 from gpustackd.placement.scoring.fault_tolerant import FaultTolerantScorer
 from gpustackd.placement.scoring.soft_scores import Part, SoftScores
-from gpustackd.placement.scoring.strategies import Seats
+from gpustackd.placement.scoring.strategies import CardView
 from gpustackd.placement.scoring.tie_break import block
 
 Floats = NDArray[np.float64]
@@ -44,7 +44,7 @@ class Ranker:
             context.faults,
         )
         self.first_fit = self.scorer.strategy is Strategy.FIRST_FIT
-        self._allocation = 0
+        self._generation = 0
 
     def mix_changed(self) -> bool:
         """Whether the strategy looks at the mix of demands, and that is another one now."""
@@ -57,13 +57,13 @@ class Ranker:
     def refresh(self) -> None:
         """Bring the soft scores up to date; the context was refreshed just before."""
         context = self.context
-        if self._allocation != context.allocation:
-            self._allocation = context.allocation
+        if self._generation != context.generation:
+            self._generation = context.generation
             self.soft_scores.allocate(len(context.bits))
         if len(context.refiltered):
             self.soft_scores.describe(context.refiltered)
 
-    def view(self, found: Cards, claim: Ints, booked: Ints, in_order: bool = True) -> Seats:
+    def view(self, cards: Cards, claim: Ints, booked: Ints, in_order: bool = True) -> CardView:
         """The strategy's view of cards; `booked` (R, S) or (R, 1) is what the RAM claim follows. `in_order`:
         worker positions ascend, and none comes twice."""
         fleet, rules = self.fleet, self.context.rules
@@ -71,17 +71,17 @@ class Ranker:
         if not rules.ram_static and rules.ram_ratio:
             ram = (booked * rules.ram_ratio).astype(np.int64)
         scorer = self.scorer
-        view = Seats(
+        view = CardView(
             claim,
-            found.free,
-            fleet.vram_capacity[found.w],
+            cards.free,
+            fleet.vram_capacity[cards.positions],
             ram,
-            found.ram[:, None],
-            self._mine_on_cards(found.w, in_order) if scorer.spread else 0,
-            fleet.occupancy.gpu_occupants[found.w],
+            cards.ram[:, None],
+            self._mine_on_cards(cards.positions, in_order) if scorer.spread else 0,
+            fleet.occupancy.gpu_occupants[cards.positions],
         )
         if scorer.looks_at_hosts:
-            view.host_free, view.scale = fleet.free[found.w], fleet.largest[1]
+            view.host_free, view.scale = fleet.free[cards.positions], fleet.largest[1]
         return view
 
     def _mine_on_cards(self, rows: Ints, in_order: bool) -> Any:
@@ -154,8 +154,8 @@ class Ranker:
     def pick(self, choices: Sequence[Candidate], tie_break: int) -> Candidate:
         """The best of a few ready choices, scored; even scores by fewer hosts, less memory, fewer bytes to
         download, then `tie_break`. Where the strategy is first fit, by the order of the workers."""
-        totals, parts = self.rate([c.seats for c in choices])
-        keys = [self._key(c.seats) for c in choices]
+        totals, parts = self.rate([c.allocations for c in choices])
+        keys = [self._key(c.allocations) for c in choices]
         best = np.flatnonzero(totals >= totals.max() - EPSILON).tolist()
         least = min(keys[i] for i in best)
         best = [i for i in best if keys[i] == least]
@@ -163,8 +163,8 @@ class Ranker:
         also = sorted((i for i in range(len(choices)) if i != first), key=lambda i: -totals[i])
         records = tuple(
             self.record(
-                [s.w for s in choices[i].seats],
-                sum(len(s.slots) for s in choices[i].seats),
+                [s.position for s in choices[i].allocations],
+                sum(len(s.slots) for s in choices[i].allocations),
                 {k: float(v[i]) for k, v in parts.items()},
             )
             for i in [first, *also[: BEST - 1]]
@@ -176,12 +176,12 @@ class Ranker:
             also=records,
         )
 
-    def _key(self, seats: Sequence[GpuAllocation]) -> tuple[int, ...]:
+    def _key(self, allocations: Sequence[GpuAllocation]) -> tuple[int, ...]:
         """Lowest for the one to take of even scores."""
         if self.first_fit:
-            return (len(seats), *(int(self.fleet.worker_id[s.w]) for s in seats))
-        lacking = self.soft_scores.lacking([s.w for s in seats])
-        return (len(seats), sum(sum(s.claims) for s in seats), lacking)
+            return (len(allocations), *(int(self.fleet.worker_id[s.position]) for s in allocations))
+        lacking = self.soft_scores.lacking([s.position for s in allocations])
+        return (len(allocations), sum(sum(s.claims) for s in allocations), lacking)
 
     def hosts(self, members: Ints, scores: Floats, n: int, tie_break: int) -> list[int]:
         """Which `n` of these workers (positions, with their scores) one placement takes, as indexes into
@@ -221,17 +221,17 @@ class Ranker:
 
     def rate(self, choices: Sequence[Sequence[GpuAllocation]]) -> tuple[Floats, dict[str, Floats]]:
         """Total score and its parts for ready choices, whatever they span; (K,)."""
-        flat = [s for seats in choices for s in seats]
-        of = np.array([k for k, seats in enumerate(choices) for _ in seats])
-        rows = np.array([s.w for s in flat], np.int64)
+        flat = [s for allocations in choices for s in allocations]
+        of = np.array([k for k, allocations in enumerate(choices) for _ in allocations])
+        rows = np.array([s.position for s in flat], np.int64)
         claim = np.zeros((len(flat), self.fleet.slots), np.int64)
         taken = np.zeros(claim.shape, np.bool_)
         for r, s in enumerate(flat):
             claim[r, list(s.slots)] = s.claims
             taken[r, list(s.slots)] = True
-        found = cards(self.fleet, rows, self.context.rules)
+        cards = read_cards(self.fleet, rows, self.context.rules)
         booked = claim.sum(axis=1)
-        view = self.view(found, claim, booked[:, None], in_order=False)
+        view = self.view(cards, claim, booked[:, None], in_order=False)
         if any(s.ram is not None for s in flat):
             own = [self.context.rules.ram_claim(sum(s.claims)) if s.ram is None else s.ram for s in flat]
             view.ram_claim = np.array(own, np.int64)[:, None]
@@ -244,16 +244,16 @@ class Ranker:
         score[mains] = self.scorer.worker(value[mains], mine[mains], others[mains])
         if bare.any():
             ram = np.broadcast_to(np.asarray(view.ram_claim), (len(flat), 1))[:, 0]
-            alone = self.scorer.without_cards(ram[mains], found.ram[mains], mine[mains], others[mains])
+            alone = self.scorer.without_cards(ram[mains], cards.ram[mains], mine[mains], others[mains])
             score[mains] = np.where(bare[mains], alone, score[mains])
         placed = np.array(
             [
-                self.scorer.several_workers(float(score[m]), score[m + 1 : m + len(seats)].tolist())
-                for m, seats in zip(mains, choices, strict=True)
+                self.scorer.several_workers(float(score[m]), score[m + 1 : m + len(allocations)].tolist())
+                for m, allocations in zip(mains, choices, strict=True)
             ]
         )
         parts: dict[str, Floats] = {"placement": placed}
-        parts |= self.soft_scores.of_choices([[s.w for s in seats] for seats in choices])
+        parts |= self.soft_scores.of_choices([[s.position for s in allocations] for allocations in choices])
         return sum(parts.values(), np.zeros(len(choices))), parts
 
     def together(self, positions: Sequence[int], placed: Sequence[float]) -> dict[str, float]:

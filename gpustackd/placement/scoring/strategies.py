@@ -28,7 +28,7 @@ OTHERS = 0.2
 
 
 @dataclass(slots=True)
-class Seats:
+class CardView:
     """What is known of cards on which something would be booked: all (R, S), RAM (R, 1)."""
 
     claim: Ints
@@ -73,7 +73,7 @@ class Scorer:
         """Whether the other cards of the worker count."""
         return self.strategy in (Strategy.BEST_FIT, Strategy.FRAGMENTATION)
 
-    def cards(self, s: Seats) -> Floats:
+    def cards(self, s: CardView) -> Floats:
         """(R, S) value of every card by itself."""
         if self.strategy is Strategy.SPREAD:
             return spread_card(s.mine, s.all - s.mine)
@@ -90,7 +90,7 @@ class Scorer:
             return self._worth(usable.cost_of_each(s.claim), s.scale)
         return np.full(np.shape(s.claim), self.maximum)
 
-    def taken(self, s: Seats, taken: NDArray[np.bool_]) -> Floats:
+    def taken(self, s: CardView, taken: NDArray[np.bool_]) -> Floats:
         """Value of the cards taken on each worker, as one: (R,)."""
         several = taken.sum(axis=1) > 1 if self.looks_at_hosts else None
         if several is None or not several.any():

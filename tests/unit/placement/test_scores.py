@@ -8,7 +8,7 @@ import pytest
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.scoring.locality import Warm
-from gpustackd.placement.scoring.strategies import Scorer, Seats, spread_card, spread_worker
+from gpustackd.placement.scoring.strategies import CardView, Scorer, spread_card, spread_worker
 from gpustackd.placement.scoring.tie_break import block, tie_break
 from tests.fleets import ask, demand, fleet, model, occupy, place, seats
 
@@ -19,7 +19,7 @@ def binpack(claims, frees, ram_claim, ram_free):
     """Score of cards on one worker, sizes in GiB."""
     scorer = Scorer(Strategy.BINPACK, 100)
     as_row = lambda x: np.array([x]) * GIB  # noqa: E731
-    view = Seats(
+    view = CardView(
         as_row(claims), as_row(frees), as_row(frees), ram_claim * GIB, np.array([[ram_free * GIB]]), 0, 0
     )
     values = scorer.cards(view)

@@ -31,41 +31,41 @@ def diagnose(
     return many_workers(selector, rows), cures
 
 
-def one_worker(step: SingleWorkerNpuSelector, rows: Ints) -> list[Reason]:
+def one_worker(selector: SingleWorkerNpuSelector, rows: Ints) -> list[Reason]:
     """Causes by worker, then the worker that offers most."""
-    fleet, rules = step.fleet, step.rules
-    found, offer = step.offer(rows)
+    fleet, rules = selector.fleet, selector.rules
+    found, offer = selector.offer(rows)
     has = offer.mine.any(axis=1)
-    lean = has & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
-    full = has & ~lean & (offer.have == 0)
+    short = has & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
+    full = has & ~short & (offer.have == 0)
     reasons: list[Reason] = []
     if not has.all():
         count = int(np.count_nonzero(~has))
         reasons.append(_fit("no_npu", f"{workers(count)} {have(count)} no NPU", workers=count))
-    if lean.any():
-        reasons.append(_ram(fleet, rules, rows, found, lean))
+    if short.any():
+        reasons.append(_ram(fleet, rules, rows, found, short))
     if full.any():
         reasons.append(_fraction(fleet, rules, rows, found, offer, full))
-    good = has & ~lean & ~full
+    good = has & ~short & ~full
     if good.any():
-        reasons.extend(_largest(step, rows, offer, good))
+        reasons.extend(_largest(selector, rows, offer, good))
     return reasons
 
 
-def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, found: Cards, lean: Bools) -> Reason:
-    count = int(np.count_nonzero(lean))
+def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, cards: Cards, short: Bools) -> Reason:
+    count = int(np.count_nonzero(short))
     need = rules.ram_floor
-    at = int(np.argmax(np.where(lean, found.ram, -1)))
-    name, free = fleet.row(int(rows[at])).name, int(found.ram[at])
+    at = int(np.argmax(np.where(short, cards.ram, -1)))
+    name, free = fleet.row(int(rows[at])).name, int(cards.ram[at])
     text = f"{workers(count)} {have(count)} {too_little_ram(name, free, need)}"
     return _fit("ram", text, workers=count, worker=name, free_bytes=free, need_bytes=need)
 
 
 def _fraction(
-    fleet: Fleet, rules: ResourceRules, rows: Ints, found: Cards, offer: Npus, full: Bools
+    fleet: Fleet, rules: ResourceRules, rows: Ints, cards: Cards, offer: Npus, full: Bools
 ) -> Reason:
     count = int(np.count_nonzero(full))
-    free = np.where(offer.mine & found.usable & full[:, None], found.free, -1)
+    free = np.where(offer.mine & cards.usable & full[:, None], cards.free, -1)
     r, s = np.unravel_index(int(np.argmax(free)), free.shape)
     text = f"{workers(count)} {have(count)} no NPU of which {rules.share:g} is free"
     params: dict[str, Any] = {"workers": count, "fraction": rules.share}
@@ -76,9 +76,9 @@ def _fraction(
     return _fit("fraction", text, **params)
 
 
-def _largest(step: SingleWorkerNpuSelector, rows: Ints, offer: Npus, good: Bools) -> list[Reason]:
+def _largest(selector: SingleWorkerNpuSelector, rows: Ints, offer: Npus, good: Bools) -> list[Reason]:
     """The worker whose NPUs book most together; on even terms the one with fewer of them."""
-    fleet, rules = step.fleet, step.rules
+    fleet, rules = selector.fleet, selector.rules
     total = np.where(good, offer.sums[:, -1], -1)
     r = int(np.argmax(total))
     name = fleet.row(int(rows[r])).name
@@ -106,13 +106,13 @@ def _largest(step: SingleWorkerNpuSelector, rows: Ints, offer: Npus, good: Bools
     return [_fit("one_worker", text, **params)]
 
 
-def many_workers(step: MultiWorkerNpuSelector, rows: Ints) -> list[Reason]:
+def many_workers(selector: MultiWorkerNpuSelector, rows: Ints) -> list[Reason]:
     """The combination that offers most, and how many other workers could not take part in it."""
-    fleet, rules = step.fleet, step.rules
-    step.refresh()
+    fleet, rules = selector.fleet, selector.rules
+    selector.refresh()
     best: tuple[int, int, int] | None = None
-    for n, each in reversed(list(enumerate(step.levels))):
-        booked = step.booked[n]
+    for n, each in reversed(list(enumerate(selector.levels))):
+        booked = selector.booked[n]
         members = int(np.count_nonzero(booked > 0))
         offer = int(booked[booked > 0].sum())
         if members >= 2 and (best is None or offer > best[0]):
@@ -125,9 +125,9 @@ def many_workers(step: MultiWorkerNpuSelector, rows: Ints) -> list[Reason]:
         if rules.gpu_count and rules.per_worker:
             text += f" ({rules.per_worker} each, {rules.gpu_count} in all)"
             params = {"each": rules.per_worker, "asked": rules.gpu_count}
-        return [_fit("no_combination", f"{text}{_others(step, rows, params)}; {aside}", **params)]
+        return [_fit("no_combination", f"{text}{_others(selector, rows, params)}; {aside}", **params)]
     offer, n, each = best
-    givers = np.flatnonzero(step.booked[n] > 0)
+    givers = np.flatnonzero(selector.booked[n] > 0)
     names = [fleet.row(w).name for w in givers[:SHOWN].tolist()]
     text = (
         f"several workers: {some(names, SHOWN, len(givers))}, with {each} "
@@ -146,23 +146,23 @@ def many_workers(step: MultiWorkerNpuSelector, rows: Ints) -> list[Reason]:
         params["asked"] = rules.gpu_count
     elif not rules.gpu_count and offer >= rules.vram:
         text += f"; {rules.divisors.complaint(each * len(givers)) or 'no number of them divides the model'}"
-    return [_fit("many_workers", f"{text}{_others(step, rows, params)}; {aside}", **params)]
+    return [_fit("many_workers", f"{text}{_others(selector, rows, params)}; {aside}", **params)]
 
 
-def _others(step: MultiWorkerNpuSelector, rows: Ints, params: dict[str, Any]) -> str:
+def _others(selector: MultiWorkerNpuSelector, rows: Ints, params: dict[str, Any]) -> str:
     """Workers that are kept from a placement over several workers by something else than memory."""
-    fleet = step.fleet
-    found, offer = step.offer(rows)
-    taken = int(np.count_nonzero(offer.mine.any(axis=1) & ~mask(fleet, rows, step.rules.engine)))
+    fleet = selector.fleet
+    found, offer = selector.offer(rows)
+    taken = int(np.count_nonzero(offer.mine.any(axis=1) & ~mask(fleet, rows, selector.rules.engine)))
     own = offer.mine & found.usable
-    dark = int(np.count_nonzero(own.any(axis=1) & ~linked(fleet, rows, own).any(axis=1)))
+    unlinked = int(np.count_nonzero(own.any(axis=1) & ~linked(fleet, rows, own).any(axis=1)))
     text = ""
     if taken:
         text += f"; {workers(taken)} {'holds' if taken == 1 else 'hold'} another distributed instance already"
         params["taken"] = taken
-    if dark:
-        text += f"; {workers(dark)} {have(dark)} no NPU with a network address that is up"
-        params["unlinked"] = dark
+    if unlinked:
+        text += f"; {workers(unlinked)} {have(unlinked)} no NPU with a network address that is up"
+        params["unlinked"] = unlinked
     return text
 
 

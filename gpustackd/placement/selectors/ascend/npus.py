@@ -51,17 +51,17 @@ class Npus:
         return mask
 
 
-def npus(found: Cards, rules: ResourceRules, fleet: Fleet, only: Bools | None = None) -> Npus:
+def npus(cards: Cards, rules: ResourceRules, fleet: Fleet, only: Bools | None = None) -> Npus:
     """Look at the NPUs of every worker; `only` (R, S) leaves the others out."""
     codes = [n for n, t in enumerate(fleet.types) if t in rules.kinds]
-    mine = np.isin(found.type, codes)
-    claim = np.where(mine, found.total * rules.share, 0.0).astype(np.int64)
-    eligible = mine & found.usable & (claim <= found.free)
+    mine = np.isin(cards.type, codes)
+    claim = np.where(mine, cards.total * rules.share, 0.0).astype(np.int64)
+    eligible = mine & cards.usable & (claim <= cards.free)
     if only is not None:
         eligible &= only
-    free = np.where(eligible, found.free, -1)
+    free = np.where(eligible, cards.free, -1)
     # of NPUs that are equally free, the one with less on it
-    order = np.lexsort((fleet.occupancy.gpu_occupants[found.w], -free), axis=1)
+    order = np.lexsort((fleet.occupancy.gpu_occupants[cards.positions], -free), axis=1)
     sums = np.cumsum(np.take_along_axis(np.where(eligible, claim, 0), order, axis=1), axis=1)
     return Npus(mine, eligible, claim, order, np.count_nonzero(eligible, axis=1), sums)
 

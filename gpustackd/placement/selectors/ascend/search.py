@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Bools, Ints
-from gpustackd.placement.context.cards import Cards, cards, ram_holds
+from gpustackd.placement.context.cards import Cards, ram_holds, read_cards
 from gpustackd.placement.context.distributed_limit import mask
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
 from gpustackd.placement.context.placement_context import PlacementContext
@@ -48,28 +48,28 @@ class SingleWorkerNpuSelector(SingleWorkerSelector):
         self.value[rows] = self.scorer.taken(view, offer.taken(count))
 
     def offer(self, rows: Ints) -> tuple[Cards, Npus]:
-        found = cards(self.fleet, rows, self.rules)
-        return found, npus(found, self.rules, self.fleet)
+        cards = read_cards(self.fleet, rows, self.rules)
+        return cards, npus(cards, self.rules, self.fleet)
 
-    def fewest(self, found: Cards, offer: Npus) -> tuple[NDArray[np.int64], Ints]:
+    def fewest(self, cards: Cards, offer: Npus) -> tuple[NDArray[np.int64], Ints]:
         """(R,) how many NPUs hold the model, 0 = none do, and what they book together."""
         rules = self.rules
-        count = np.zeros(len(found.w), np.int64)
-        booked = np.zeros(len(found.w), np.int64)
+        count = np.zeros(len(cards.positions), np.int64)
+        booked = np.zeros(len(cards.positions), np.int64)
         for n in sizes(rules, self.fleet.slots):
             held = (count == 0) & offer.holding(n, rules.vram)
-            held &= ram_holds(found, rules, offer.sums[:, n - 1], found.ram, found.unified)
+            held &= ram_holds(cards, rules, offer.sums[:, n - 1], cards.ram, cards.unified)
             count[held] = n
             booked[held] = offer.sums[held, n - 1]
         return count, booked
 
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
         found, offer = self.offer(np.array([w]))
-        return seat(w, 0, int(self.count[w]), found, offer, tie_break)
+        return allocation(w, 0, int(self.count[w]), found, offer, tie_break)
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class NpuWorkers:
     """So many of these workers (positions) hold the model with `each` NPUs."""
 
     level: int
@@ -109,9 +109,9 @@ class MultiWorkerNpuSelector(FleetSelector):
             self.value[n, passing[ok]] = self.scorer.taken(view, taken)[ok]
 
     def offer(self, rows: Ints) -> tuple[Cards, Npus]:
-        found = cards(self.fleet, rows, self.rules)
-        every = npus(found, self.rules, self.fleet)
-        return found, npus(found, self.rules, self.fleet, linked(self.fleet, rows, every.eligible))
+        cards = read_cards(self.fleet, rows, self.rules)
+        every = npus(cards, self.rules, self.fleet)
+        return cards, npus(cards, self.rules, self.fleet, linked(self.fleet, rows, every.eligible))
 
     # -- choosing ----------------------------------------------------------------------------------------
 
@@ -123,12 +123,12 @@ class MultiWorkerNpuSelector(FleetSelector):
         best = min(options, key=lambda o: (o.hosts, o.booked))
         scores, parts = self.ranker.rank(best.members, self.value[best.level][best.members])
         chosen = self.ranker.hosts(best.members, scores, best.hosts, tie_break)
-        seats = self.seats(best.members[chosen], best.each, tie_break)
-        found = self.ranker.pick([Candidate(seats, self.kind)], tie_break)
+        allocations = self.allocations(best.members[chosen], best.each, tie_break)
+        found = self.ranker.pick([Candidate(allocations, self.kind)], tie_break)
         also = self.ranker.others(best.members, scores, parts, chosen, best.each * best.hosts)
         return replace(found, also=(*found.also, *also))
 
-    def option(self, level: int) -> Option | None:
+    def option(self, level: int) -> NpuWorkers | None:
         """The fewest workers that hold the model with this many NPUs each, and who may be among them."""
         rules, each = self.rules, self.levels[level]
         members = np.flatnonzero(self.booked[level] > 0)
@@ -141,7 +141,7 @@ class MultiWorkerNpuSelector(FleetSelector):
         holding = members[booked * hosts >= max(rules.vram, 1)]
         if len(holding) < hosts:
             holding = members[order[:hosts]]
-        return Option(level, each, hosts, int(sums[hosts - 1]), holding)
+        return NpuWorkers(level, each, hosts, int(sums[hosts - 1]), holding)
 
     def _hosts(self, each: int, sums: Ints) -> int | None:
         """How many workers, of which the n best offer `sums[n - 1]` together."""
@@ -155,28 +155,28 @@ class MultiWorkerNpuSelector(FleetSelector):
         most = min(len(sums), known // each) if known else len(sums)
         return next((h for h in range(fewest, most + 1) if rules.divisors.allows(h * each)), None)
 
-    def seats(self, positions: Ints, each: int, tie_break: int) -> tuple[GpuAllocation, ...]:
+    def allocations(self, positions: Ints, each: int, tie_break: int) -> tuple[GpuAllocation, ...]:
         """So many NPUs of each of these workers, main worker first."""
         found, offer = self.offer(positions)
         there = np.count_nonzero(self.fleet.gpu_id[positions] != 0, axis=1)
         return tuple(
-            seat(w, r, each, found, offer, tie_break, of=int(there[r]) if r else None)
+            allocation(w, r, each, found, offer, tie_break, of=int(there[r]) if r else None)
             for r, w in enumerate(positions.tolist())
         )
 
 
-def seat(
+def allocation(
     w: int,
     r: int,
     n: int,
-    found: Cards,
+    cards: Cards,
     offer: Npus,
     tie_break: int,
     *,
     of: int | None = None,
 ) -> GpuAllocation:
     """n NPUs of the worker in row r."""
-    slots = slots_of(offer, r, n, found.free[r].tolist(), tie_break)
+    slots = slots_of(offer, r, n, cards.free[r].tolist(), tie_break)
     return GpuAllocation(w, tuple(slots), tuple(int(offer.claim[r, s]) for s in slots), of)
 
 

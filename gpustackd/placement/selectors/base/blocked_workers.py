@@ -12,7 +12,7 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
-from gpustackd.placement.context.cards import Cards, alone, ram_holds
+from gpustackd.placement.context.cards import Cards, ram_holds, single_card_fits
 from gpustackd.placement.context.distributed_limit import mask, occupant
 from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.diagnostics.wording import gib, some, workers
@@ -22,47 +22,47 @@ from gpustackd.placement.selectors.base.gpu_sets import several
 SHOWN = 3
 
 
-def lean(
-    context: PlacementContext, kinds: Collection[str], rows: Ints, found: Cards
+def blocked_by_ram(
+    context: PlacementContext, kinds: Collection[str], rows: Ints, cards: Cards
 ) -> tuple[Bools, Reason | None]:
     """(R,) workers whose cards hold the model by themselves, but not with the RAM that then is needed: a
     ratio of what is booked, or all of it from one pool. And the nearest of them, in words."""
     rules = context.rules
     nobody: Bools = np.zeros(len(rows), np.bool_)
-    if not rules.ram_ratio and not found.unified.any():
+    if not rules.ram_ratio and not cards.unified.any():
         return nobody, None
-    booked = _booked(context, kinds, found)
-    short: Bools = (booked >= 0) & ~ram_holds(found, rules, booked, found.ram, found.unified)
+    booked = _booked(context, kinds, cards)
+    short: Bools = (booked >= 0) & ~ram_holds(cards, rules, booked, cards.ram, cards.unified)
     if not short.any():
         return nobody, None
-    need = np.array([_need(rules, int(b), bool(u)) for b, u in zip(booked, found.unified, strict=True)])
-    at = int(np.argmin(np.where(short, need - found.ram, np.iinfo(np.int64).max)))
+    need = np.array([_need(rules, int(b), bool(u)) for b, u in zip(booked, cards.unified, strict=True)])
+    at = int(np.argmin(np.where(short, need - cards.ram, np.iinfo(np.int64).max)))
     count, name = int(np.count_nonzero(short)), context.fleet.row(int(rows[at])).name
     text = (
         f"{workers(count)} {'has' if count == 1 else 'have'} the GPU memory, but too little RAM with it; the "
-        f"nearest is {_words(rules, name, int(found.ram[at]), int(booked[at]), bool(found.unified[at]))}"
+        f"nearest is {_words(rules, name, int(cards.ram[at]), int(booked[at]), bool(cards.unified[at]))}"
     )
-    return short, _ram(text, name, int(found.ram[at]), int(need[at]), int(booked[at]), workers=count)
+    return short, _ram(text, name, int(cards.ram[at]), int(need[at]), int(booked[at]), workers=count)
 
 
-def _booked(context: PlacementContext, kinds: Collection[str], found: Cards) -> Ints:
+def _booked(context: PlacementContext, kinds: Collection[str], cards: Cards) -> Ints:
     """(R,) least VRAM that a placement on that worker books where RAM is no matter; -1 = none is possible."""
     rules = replace(context.rules, ram=0, ram_static=None, ram_ratio=None)
     most = np.iinfo(np.int64).max
-    booked: Ints = np.full(len(found.w), -1, np.int64)
+    booked: Ints = np.full(len(cards.positions), -1, np.int64)
     if "one_gpu" in kinds:
-        fits, claim = alone(found, rules)
+        fits, claim = single_card_fits(cards, rules)
         any_ = fits.any(axis=1)
         booked[any_] = np.where(fits, claim, most).min(axis=1)[any_]
     if "one_worker" in kinds:
-        for code in np.unique(found.type[found.usable]).tolist():
-            offer = several(found, rules, code)
+        for code in np.unique(cards.type[cards.usable]).tolist():
+            offer = several(cards, rules, code)
             new = (offer.count > 0) & (booked < 0)
             booked[new] = offer.booked[new]
     return booked
 
 
-def kept_out(context: PlacementContext, rows: Ints) -> tuple[str, dict[str, Any]]:
+def busy_elsewhere(context: PlacementContext, rows: Ints) -> tuple[str, dict[str, Any]]:
     """Workers that may not take part in another distributed instance, for the end of a line; and as data."""
     fleet, engine = context.fleet, context.rules.engine
     taken = rows[~mask(fleet, rows, engine)].tolist()

@@ -105,7 +105,7 @@ class SingleWorkerSelector(FleetSelector):
         """Fill the columns for these positions; `count` is 0 there."""
 
     @abstractmethod
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
         """What the offer of this worker takes."""
 
     @property
@@ -146,7 +146,7 @@ class SingleWorkerSelector(FleetSelector):
         self, idx: Ints, scores: Floats, parts: Mapping[str, Part], at: int, ties: Ints, tie_break: int
     ) -> Candidate:
         return Candidate(
-            (self.seat(int(idx[at]), tie_break // len(ties)),),
+            (self.allocation(int(idx[at]), tie_break // len(ties)),),
             self.kind,
             float(scores[at]),
             {k: float(v[at]) for k, v in parts.items()},

@@ -39,7 +39,7 @@ def sizes(rules: ResourceRules, slots: int) -> list[int]:
 
 
 def several(
-    found: Cards,
+    cards: Cards,
     rules: ResourceRules,
     code: int,
     load: NDArray[Any] | None = None,
@@ -48,14 +48,14 @@ def several(
     """Look at the cards of type `code` of every worker (those in `within`, (R, S)); of cards that are
     equally free those with less `load` (R, S) are taken first."""
     if rules.grouped and within is None:
-        return _by_groups(found, rules, code, load)
-    mine = found.type == code
-    enough, least = portions(found, rules)
+        return _by_groups(cards, rules, code, load)
+    mine = cards.type == code
+    enough, least = portions(cards, rules)
     enough &= mine
     if within is not None:
         enough &= within
     r, s = enough.shape
-    free = np.where(enough, found.free, -1)
+    free = np.where(enough, cards.free, -1)
     order = np.argsort(-free, axis=1, kind="stable") if load is None else np.lexsort((load, -free), axis=1)
     at = np.arange(r)[:, None]
     free = free[at, order]
@@ -69,34 +69,34 @@ def several(
     last = holds.argmax(axis=1)
     rows = at[:, 0]
     fits = holds[rows, last]
-    if rules.taking in (ClaimPolicy.SPLIT, ClaimPolicy.AT_LEAST):
+    if rules.claim_policy in (ClaimPolicy.SPLIT, ClaimPolicy.AT_LEAST):
         claim = np.maximum(claim, (-(-rules.vram // (last + 1)))[:, None])
         sums = np.cumsum(claim[at, order], axis=1)
     booked = sums[rows, last]
-    if asks_ram(found, rules):
-        fits &= ram_holds(found, rules, booked, found.ram, found.unified)
+    if asks_ram(cards, rules):
+        fits &= ram_holds(cards, rules, booked, cards.ram, cards.unified)
     return Several(np.where(fits, last + 1, 0).astype(np.int16), order, booked, claim, enough)
 
 
 def _holds(rules: ResourceRules, sums: Ints, free: Ints) -> Bools:
     """(R, S) whether the first 1, 2, … cards in their order hold the model; both arrays are in that order."""
-    if rules.taking is ClaimPolicy.SHARE:
+    if rules.claim_policy is ClaimPolicy.SHARE:
         return sums >= rules.vram
-    if rules.taking is ClaimPolicy.EACH:
+    if rules.claim_policy is ClaimPolicy.EACH:
         return free >= rules.vram
     # the least free of the cards must hold an even part
     return free >= -(-rules.vram // np.arange(1, sums.shape[1] + 1))
 
 
-def _by_groups(found: Cards, rules: ResourceRules, code: int, load: NDArray[Any] | None) -> Several:
+def _by_groups(cards: Cards, rules: ResourceRules, code: int, load: NDArray[Any] | None) -> Several:
     """Cards with about the same free memory only, the smallest group that serves (selectors spec 10.3)."""
-    enough, _ = portions(found, rules)
-    grouped = (found.type == code) & found.usable & enough  # a card that is too full takes no part
-    most = np.where(grouped, found.free, 0).max(axis=1)
-    least = np.where(grouped, found.free, most[:, None]).min(axis=1)
+    enough, _ = portions(cards, rules)
+    grouped = (cards.type == code) & cards.usable & enough  # a card that is too full takes no part
+    most = np.where(grouped, cards.free, 0).max(axis=1)
+    least = np.where(grouped, cards.free, most[:, None]).min(axis=1)
     if np.all(least >= 0.9 * most):
-        return several(found, rules, code, load, grouped)
-    groups = memory_groups(found.free, grouped)
+        return several(cards, rules, code, load, grouped)
+    groups = memory_groups(cards.free, grouped)
     r, s = groups.shape
     result = Several(
         np.zeros(r, np.int16), np.tile(np.arange(s), (r, 1)), np.zeros(r, np.int64),
@@ -108,7 +108,7 @@ def _by_groups(found: Cards, rules: ResourceRules, code: int, load: NDArray[Any]
         fits &= ~np.any(members & ~enough, axis=1)
         if not fits.any():
             continue
-        offer = several(found, rules, code, load, members & fits[:, None])
+        offer = several(cards, rules, code, load, members & fits[:, None])
         new = offer.count > 0
         for name in ("count", "order", "booked", "claim", "eligible"):
             getattr(result, name)[new] = getattr(offer, name)[new]

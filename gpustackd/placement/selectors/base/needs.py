@@ -22,7 +22,7 @@ def needs(demand: Demand, rules: ResourceRules) -> Reason:
         text += f" and {gib(ram)} of RAM"
         params |= {"ram_bytes": ram, "ram_gib": gib_number(ram)}
     u = max((*rules.share_of_type.values(), rules.share), default=0.0)
-    if u > 0 and rules.taking is ClaimPolicy.SHARE:
+    if u > 0 and rules.claim_policy is ClaimPolicy.SHARE:
         # MindIE's figure follows from the need as it is shown, to two decimals
         shown = gib_number(v) * GIB if rules.addresses else v
         total = int(min(shown / u, _MOST))  # a share next to nothing asks for more than can be counted

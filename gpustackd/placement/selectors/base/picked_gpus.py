@@ -58,7 +58,7 @@ class Selection:
 class PickedGpus:
     """One way to use the selection."""
 
-    seats: tuple[GpuAllocation, ...]
+    allocations: tuple[GpuAllocation, ...]
     used: tuple[PickedGpu, ...]
     over: bool
     effective: int
@@ -116,7 +116,7 @@ def _claim(rules: ResourceRules, total: int, gpu_type: str, count: int) -> int:
 
 
 def _satisfied(rules: ResourceRules, free: int, total: int, u: float, claim: int) -> bool:
-    if rules.taking is ClaimPolicy.SHARE:
+    if rules.claim_policy is ClaimPolicy.SHARE:
         enough = total > 0 and free / total >= u
         return enough and claim <= free
     return claim <= free
@@ -197,7 +197,7 @@ def _candidate(
 ) -> PickedGpus:
     used = tuple(c for p in parts for c in p)
     distributed = len(parts) > 1
-    seats = tuple(
+    allocations = tuple(
         GpuAllocation(
             p[0].w,
             tuple(c.slot for c in p),
@@ -207,9 +207,9 @@ def _candidate(
         for n, p in enumerate(parts)
     )
     booked = sum(c.claim for c in used)
-    ram = sum(rules.ram_claim(sum(s.claims)) for s in seats)
+    ram = sum(rules.ram_claim(sum(s.claims)) for s in allocations)
     over = booked < rules.vram or (rules.ram > 0 and ram < rules.ram) or not all(c.satisfied for c in used)
-    return PickedGpus(seats, used, over, effective(used, selected, rules))
+    return PickedGpus(allocations, used, over, effective(used, selected, rules))
 
 
 def effective(used: Sequence[PickedGpu], selected: Sequence[PickedGpu], rules: ResourceRules) -> int:
@@ -218,18 +218,18 @@ def effective(used: Sequence[PickedGpu], selected: Sequence[PickedGpu], rules: R
     counted = [c for c in counted if c.satisfied]
     total = 0.0
     for c in counted:
-        total += c.free * (rules.memory_fraction(c.type) if rules.taking is ClaimPolicy.SHARE else 1)
+        total += c.free * (rules.memory_fraction(c.type) if rules.claim_policy is ClaimPolicy.SHARE else 1)
     return int(total)
 
 
 def _ram_holds(candidate: PickedGpus, rules: ResourceRules, fleet: Fleet) -> bool:
-    for seat in candidate.seats:
-        booked = sum(seat.claims)
+    for allocation in candidate.allocations:
+        booked = sum(allocation.claims)
         claim = rules.ram_claim(booked)
-        free = int(fleet.free_ram(np.array([seat.w]))[0])
+        free = int(fleet.free_ram(np.array([allocation.position]))[0])
         asked = max(claim, rules.ram)
         if asked and asked > free:
             return False
-        if fleet.unified[seat.w] and not candidate.over and booked + claim > free:
+        if fleet.unified[allocation.position] and not candidate.over and booked + claim > free:
             return False
     return True

@@ -11,7 +11,7 @@ from gpustackd.domain.fleet.columns import UNKNOWN, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
 from gpustackd.engines.parallelism import Indivisible
-from gpustackd.placement.context.cards import Cards, cards, portions, ram_holds
+from gpustackd.placement.context.cards import Cards, portions, ram_holds, read_cards
 from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.diagnostics.wording import gib, have, some, too_little_ram, workers
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
@@ -27,14 +27,14 @@ BY_HAND = "; choosing GPUs by hand remains possible"
 def shortfall(context: PlacementContext, selectors: Sequence[Selector], rows: Ints) -> list[Reason]:
     """Causes on the workers that passed every filter, each with the number of workers it holds for."""
     fleet, rules = context.fleet, context.rules
-    found = cards(fleet, rows, rules)
+    cards = read_cards(fleet, rows, rules)
     present = fleet.gpu_id[rows] != 0
     has_gpu = present.any(axis=1)
-    usable = found.usable.any(axis=1)
-    short_of_ram = usable & ~ram_holds(found, rules, np.zeros(len(rows), np.int64), found.ram, found.unified)
-    lean, with_it = blocked_workers.lean(context, {s.kind for s in selectors}, rows, found)
-    lean &= ~short_of_ram
-    short = usable & ~short_of_ram & ~lean
+    usable = cards.usable.any(axis=1)
+    short_of_ram = usable & ~ram_holds(cards, rules, np.zeros(len(rows), np.int64), cards.ram, cards.unified)
+    blocked, with_it = blocked_workers.blocked_by_ram(context, {s.kind for s in selectors}, rows, cards)
+    blocked &= ~short_of_ram
+    short = usable & ~short_of_ram & ~blocked
     if rules.cpu_only:
         return [_cpu(context, rows)]
     reasons = [needs(context.demand, rules)]
@@ -44,13 +44,13 @@ def shortfall(context: PlacementContext, selectors: Sequence[Selector], rows: In
     if (has_gpu & ~usable).any():
         reasons.append(_closed(fleet, rows[has_gpu & ~usable]))
     if short_of_ram.any():
-        reasons.append(_ram(fleet, rules, rows, found, short_of_ram))
-    if with_it is not None and lean.any():
+        reasons.append(_ram(fleet, rules, rows, cards, short_of_ram))
+    if with_it is not None and blocked.any():
         reasons.append(with_it)
     reasons.extend(_too_small_cards(context))
     if short.any():
         at = np.flatnonzero(short)
-        reasons.extend(_vram(context, selectors, _subset(found, at), rows[at]))
+        reasons.extend(_vram(context, selectors, _subset(cards, at), rows[at]))
     if rules.cpu:
         reasons.append(_cpu(context, rows))
     return reasons
@@ -97,68 +97,68 @@ def _closed(fleet: Fleet, rows: Ints) -> Reason:
     return _fit("no_usable_gpu", text, workers=count, closed=closed, unknown=unknown, over_committed=over)
 
 
-def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, found: Cards, short: np.ndarray[Any, Any]) -> Reason:
+def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, cards: Cards, short: np.ndarray[Any, Any]) -> Reason:
     count = int(np.count_nonzero(short))
     need = max(rules.ram, rules.ram_static or 0)
-    ram = np.where(short, found.ram, -1)
+    ram = np.where(short, cards.ram, -1)
     at = int(np.argmax(ram))
     name = fleet.row(int(rows[at])).name
     text = f"{workers(count)} {have(count)} {too_little_ram(name, int(ram[at]), need)}"
     return _fit("ram", text, workers=count, worker=name, free_bytes=int(ram[at]), need_bytes=need)
 
 
-def _vram(context: PlacementContext, selectors: Sequence[Selector], found: Cards, rows: Ints) -> list[Reason]:
+def _vram(context: PlacementContext, selectors: Sequence[Selector], cards: Cards, rows: Ints) -> list[Reason]:
     """Too little GPU memory: the best single card, the best worker, in real free bytes."""
     fleet, rules = context.fleet, context.rules
     count = len(rows)
     head = f"{workers(count)} {have(count)} too little free GPU memory"
-    if rules.gpu_count > most_of_a_type(found):
+    if rules.gpu_count > most_of_a_type(cards):
         head = f"{workers(count)} {have(count)} fewer than {rules.gpu_count} usable GPUs of one type"
     reasons: list[Reason] = []
-    steps = {t.kind for t in selectors}
-    if "one_gpu" in steps:
-        r, s = np.unravel_index(int(np.argmax(found.free)), found.free.shape)
+    kinds = {t.kind for t in selectors}
+    if "one_gpu" in kinds:
+        r, s = np.unravel_index(int(np.argmax(cards.free)), cards.free.shape)
         index = int(fleet.gpu_index[rows[r], s])
-        name = f"{fleet.row(int(rows[r])).name}:{fleet.types[int(found.type[r, s])]}:{index}"
-        free, total = int(found.free[r, s]), int(found.total[r, s])
+        name = f"{fleet.row(int(rows[r])).name}:{fleet.types[int(cards.type[r, s])]}:{index}"
+        free, total = int(cards.free[r, s]), int(cards.total[r, s])
         percent = int(100 * free / total) if total > 1 else 0
         text = f"{head}; the largest free GPU is {name}: {gib(free)} free of {gib(total)} ({percent} %)"
         text += f", needed {gib(rules.vram)}"
-        if rules.taking is ClaimPolicy.EACH:
+        if rules.claim_policy is ClaimPolicy.EACH:
             text += " on every GPU that takes a part"
         reasons.append(
             _fit("one_gpu", text, workers=count, gpu=name, free_bytes=free, total_bytes=total,
                  free_percent=percent, need_bytes=rules.vram)
         )  # fmt: skip
         head = "several GPUs of one worker"
-    if "one_worker" in steps:
-        reasons.extend(_one_worker(context, found, rows, head))
+    if "one_worker" in kinds:
+        reasons.extend(_one_worker(context, cards, rows, head))
         head = "several workers"
-    for step in selectors:
-        if isinstance(step, MultiWorkerSelector):
-            reasons.extend(_over_workers(context, step, rows, head))
+    for selector in selectors:
+        if isinstance(selector, MultiWorkerSelector):
+            reasons.extend(_over_workers(context, selector, rows, head))
     return reasons
 
 
-def most_of_a_type(found: Cards) -> int:
+def most_of_a_type(cards: Cards) -> int:
     """Most usable cards of one type that any of the workers has."""
-    kinds = np.unique(found.type[found.usable]).tolist()
-    return max((int(((found.type == k) & found.usable).sum(axis=1).max()) for k in kinds), default=0)
+    kinds = np.unique(cards.type[cards.usable]).tolist()
+    return max((int(((cards.type == k) & cards.usable).sum(axis=1).max()) for k in kinds), default=0)
 
 
-def _one_worker(context: PlacementContext, found: Cards, rows: Ints, head: str) -> list[Reason]:
+def _one_worker(context: PlacementContext, cards: Cards, rows: Ints, head: str) -> list[Reason]:
     fleet, rules = context.fleet, context.rules
-    enough, least = portions(found, rules)
+    enough, least = portions(cards, rules)
     best: tuple[int, int, int, int, int] | None = None
-    for code in np.unique(found.type[found.usable]).tolist():
-        mine = found.usable & (found.type == code)
+    for code in np.unique(cards.type[cards.usable]).tolist():
+        mine = cards.usable & (cards.type == code)
         size = np.count_nonzero(mine, axis=1)
-        sums = np.where(mine, found.free, 0).sum(axis=1)
+        sums = np.where(mine, cards.free, 0).sum(axis=1)
         sums[size < 2] = -1
         at = int(np.argmax(sums))
         if sums[at] >= 0 and (best is None or sums[at] > best[0]):
             good = mine[at] & enough[at]
-            booked = found.free if rules.taking is ClaimPolicy.SPLIT else least
+            booked = cards.free if rules.claim_policy is ClaimPolicy.SPLIT else least
             best = (
                 int(sums[at]),
                 at,
@@ -173,10 +173,10 @@ def _one_worker(context: PlacementContext, found: Cards, rows: Ints, head: str) 
     name = fleet.row(int(rows[at])).name
     text = f"{head}: the most is free on {name}, {gib(free)} on {size} GPUs"
     params = {"worker": name, "free_bytes": free, "gpus": size, "gpus_ok": good, "effective_bytes": effective}
-    if rules.taking is ClaimPolicy.SHARE:
+    if rules.claim_policy is ClaimPolicy.SHARE:
         text += f"; {good} of {size} have their share free, {gib(effective)} together"
     text += f", needed {gib(rules.vram)}"
-    if rules.taking is ClaimPolicy.EACH:
+    if rules.claim_policy is ClaimPolicy.EACH:
         text += " on each that takes a part"
     if rules.gpu_count > 1:
         text += f" on {rules.gpu_count} GPUs"
@@ -188,26 +188,26 @@ def _one_worker(context: PlacementContext, found: Cards, rows: Ints, head: str) 
 
 
 def _over_workers(
-    context: PlacementContext, step: MultiWorkerSelector, rows: Ints, head: str
+    context: PlacementContext, selector: MultiWorkerSelector, rows: Ints, head: str
 ) -> list[Reason]:
     """The combination that offers most, and what else kept it from serving."""
     fleet, rules = context.fleet, context.rules
-    step.refresh()
-    barring, barred_params = blocked_workers.kept_out(context, rows)
+    selector.refresh()
+    barring, barred_params = blocked_workers.busy_elsewhere(context, rows)
     best: tuple[int, int, Ints] | None = None
     indivisible: Indivisible | None = None
-    for code, kind in step.group.items():
+    for code, kind in selector.group.items():
         members = np.flatnonzero(kind >= 0)
-        sizes = np.array([step.kinds[k].gpus for k in kind[members].tolist()], np.int64)
+        sizes = np.array([selector.kinds[k].gpus for k in kind[members].tolist()], np.int64)
         for gpus in np.unique(sizes).tolist():
             complaint = None if rules.fixed_world else rules.divisors.complaint(gpus)
             mine = members[sizes == gpus]
             if complaint is not None:
                 indivisible = indivisible or complaint
             elif len(mine) > 1:
-                offer = sum(step.kinds[k].booked for k in kind[mine].tolist())
-                if rules.taking is ClaimPolicy.SPLIT:
-                    offer = int(step.low[code][mine].sum()) * gpus
+                offer = sum(selector.kinds[k].booked for k in kind[mine].tolist())
+                if rules.claim_policy is ClaimPolicy.SPLIT:
+                    offer = int(selector.low[code][mine].sum()) * gpus
                 if best is None or offer > best[0]:
                     best = (offer, gpus, mine)
     if best is None:
@@ -235,17 +235,17 @@ def _over_workers(
     if rules.gpu_count and (rules.gpu_count % gpus or rules.gpu_count // gpus > len(mine)):
         text += f"; {rules.gpu_count} GPUs are asked for, in whole workers"
         params["gpu_count"] = rules.gpu_count
-    why = next((w for n in range(2, len(mine) + 1) if (w := step.workable(gpus, n)) is not None), None)
+    why = next((w for n in range(2, len(mine) + 1) if (w := selector.workable(gpus, n)) is not None), None)
     if why is not None:
         text += f"; the executor refuses: {why}"
         params["topology"] = why
     return [_fit("many_workers", f"{text}{barring}{BY_HAND}", **params, **barred_params)]
 
 
-def _subset(found: Cards, at: Ints) -> Cards:
-    share = found.share[at] if found.share.ndim else found.share
-    return Cards(found.w[at], found.free[at], found.total[at], share, found.type[at], found.usable[at],
-                 found.ram[at], found.unified[at], found.ratio[at])  # fmt: skip
+def _subset(cards: Cards, at: Ints) -> Cards:
+    share = cards.share[at] if cards.share.ndim else cards.share
+    return Cards(cards.positions[at], cards.free[at], cards.total[at], share, cards.type[at],
+                 cards.usable[at], cards.ram[at], cards.unified[at], cards.ratio[at])  # fmt: skip
 
 
 def _fit(code: str, text: str, **params: Any) -> Reason:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.engines.vllm import Unworkable, layout
-from gpustackd.placement.context.cards import Cards, cards, portions, ram_holds
+from gpustackd.placement.context.cards import Cards, portions, ram_holds, read_cards
 from gpustackd.placement.context.distributed_limit import mask
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
 from gpustackd.placement.rules.resource_rules import ClaimPolicy
@@ -36,7 +36,7 @@ class GpuTypeGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class WorkerSet:
     """So many of these workers (positions) hold the model."""
 
     hosts: int
@@ -93,15 +93,15 @@ class MultiWorkerSelector(FleetSelector):
 
     def _look(self, rows: Ints, code: int) -> tuple[Cards, NDArray[np.bool_], Ints, Ints]:
         """Cards, which workers may take part with all of their GPUs of the type, claims, GPU counts."""
-        found = cards(self.fleet, rows, self.rules)
-        enough, least = portions(found, self.rules)
-        mine = found.type == code
+        cards = read_cards(self.fleet, rows, self.rules)
+        enough, least = portions(cards, self.rules)
+        mine = cards.type == code
         gpus = np.count_nonzero(mine, axis=1)
         claim = np.where(mine, least, 0)
         ok = (gpus > 0) & ~np.any(mine & ~enough, axis=1)
-        ok &= ram_holds(found, self.rules, claim.sum(axis=1), found.ram, found.unified)
+        ok &= ram_holds(cards, self.rules, claim.sum(axis=1), cards.ram, cards.unified)
         ok &= mask(self.fleet, rows, self.rules.engine)
-        return found, ok, claim, gpus
+        return cards, ok, claim, gpus
 
     # -- choosing ----------------------------------------------------------------------------------------
 
@@ -113,25 +113,25 @@ class MultiWorkerSelector(FleetSelector):
         best = min(options, key=lambda o: (o.hosts, o.booked))
         scores, parts = self.ranker.rank(best.members, self._values(best))
         chosen = self.ranker.hosts(best.members, scores, best.hosts, tie_break)
-        seats = tuple(self.seats(best.members[chosen], best.code))
-        positions = [s.w for s in seats]
+        allocations = tuple(self.allocations(best.members[chosen], best.code))
+        positions = [s.position for s in allocations]
         total = self.ranker.together(positions, parts["placement"][chosen].tolist())
-        gpus = sum(len(s.slots) for s in seats)
+        gpus = sum(len(s.slots) for s in allocations)
         also = self.ranker.others(best.members, scores, parts, chosen, gpus)
         records = (self.ranker.record(positions, gpus, total), *also)
-        return Candidate(seats, self.kind, sum(total.values()), total, also=records)
+        return Candidate(allocations, self.kind, sum(total.values()), total, also=records)
 
-    def _values(self, option: Option) -> Floats:
+    def _values(self, option: WorkerSet) -> Floats:
         """Card values of the members. Where the need is split, what a card books is known only now."""
-        if self.rules.taking is not ClaimPolicy.SPLIT:
+        if self.rules.claim_policy is not ClaimPolicy.SPLIT:
             return self.value[option.code][option.members]
-        found = cards(self.fleet, option.members, self.rules)
-        mine = found.type == option.code
+        cards = read_cards(self.fleet, option.members, self.rules)
+        mine = cards.type == option.code
         gpus = int(np.count_nonzero(mine[0]))
         claim = np.where(mine, option.booked // (option.hosts * gpus), 0)
-        return self.scorer.taken(self.ranker.view(found, claim, claim.sum(axis=1)[:, None]), mine)
+        return self.scorer.taken(self.ranker.view(cards, claim, claim.sum(axis=1)[:, None]), mine)
 
-    def _options(self) -> Iterator[Option]:
+    def _options(self) -> Iterator[WorkerSet]:
         """The class of each type and GPU count that serves with the fewest workers."""
         for code, kind in self.group.items():
             counts = np.bincount(kind[kind >= 0], minlength=len(self.kinds))
@@ -141,7 +141,7 @@ class MultiWorkerSelector(FleetSelector):
             for gpus, kinds in by_gpus.items():
                 if not self.rules.fixed_world and not self.rules.divisors.allows(gpus):
                     continue
-                if self.rules.taking is ClaimPolicy.SPLIT:
+                if self.rules.claim_policy is ClaimPolicy.SPLIT:
                     yield from self._split(code, gpus, np.flatnonzero(np.isin(kind, kinds)))
                     continue
                 alike = list(self._alike(code, gpus, kinds, counts))
@@ -181,16 +181,16 @@ class MultiWorkerSelector(FleetSelector):
         largest = max(self.kinds[k].booked for k in kinds)
         return [k for k in kinds if self.kinds[k].booked >= 0.9 * largest]
 
-    def _alike(self, code: int, gpus: int, kinds: list[int], counts: Ints) -> Iterator[Option]:
+    def _alike(self, code: int, gpus: int, kinds: list[int], counts: Ints) -> Iterator[WorkerSet]:
         for k in kinds:
             booked = self.kinds[k].booked
             if booked <= 0:
                 continue
             hosts = self._hosts(gpus, max(2, -(-self.rules.vram // booked)), int(counts[k]))
             if hosts is not None:
-                yield Option(hosts, hosts * booked, code, np.flatnonzero(self.group[code] == k))
+                yield WorkerSet(hosts, hosts * booked, code, np.flatnonzero(self.group[code] == k))
 
-    def _mixed(self, code: int, gpus: int, kinds: list[int]) -> Iterator[Option]:
+    def _mixed(self, code: int, gpus: int, kinds: list[int]) -> Iterator[WorkerSet]:
         """Workers with different cards, those with the most memory first."""
         members = np.flatnonzero(np.isin(self.group[code], kinds))
         booked = np.array([self.kinds[k].booked for k in self.group[code][members].tolist()], np.int64)
@@ -201,9 +201,9 @@ class MultiWorkerSelector(FleetSelector):
             return
         hosts = self._hosts(gpus, max(2, fewest), len(members))
         if hosts is not None:
-            yield Option(hosts, int(sums[hosts - 1]), code, members[order[:hosts]])
+            yield WorkerSet(hosts, int(sums[hosts - 1]), code, members[order[:hosts]])
 
-    def _split(self, code: int, gpus: int, members: Ints) -> Iterator[Option]:
+    def _split(self, code: int, gpus: int, members: Ints) -> Iterator[WorkerSet]:
         """The need split evenly: every card must have its part free."""
         low = np.sort(self.low[code][members])[::-1]
         for fewest in range(2, len(members) + 1):
@@ -213,22 +213,22 @@ class MultiWorkerSelector(FleetSelector):
             part = -(-self.rules.vram // (hosts * gpus))
             if hosts <= len(members) and low[hosts - 1] >= part:
                 holding = members[self.low[code][members] >= part]
-                yield Option(hosts, part * hosts * gpus, code, holding)
+                yield WorkerSet(hosts, part * hosts * gpus, code, holding)
                 return
             if self.rules.gpu_count:
                 return
 
-    def seats(self, positions: Ints, code: int) -> list[GpuAllocation]:
+    def allocations(self, positions: Ints, code: int) -> list[GpuAllocation]:
         """All GPUs of the type on each of these workers."""
-        found = cards(self.fleet, positions, self.rules)
-        _, least = portions(found, self.rules)
-        mine = found.type == code
+        cards = read_cards(self.fleet, positions, self.rules)
+        _, least = portions(cards, self.rules)
+        mine = cards.type == code
         part = -(-self.rules.vram // max(int(np.count_nonzero(mine)), 1))
-        seats: list[GpuAllocation] = []
+        allocations: list[GpuAllocation] = []
         for r, w in enumerate(positions.tolist()):
             slots = np.flatnonzero(mine[r]).tolist()
             slots.sort(key=lambda s: int(self.fleet.gpu_index[w, s]))
-            split = self.rules.taking is ClaimPolicy.SPLIT
+            split = self.rules.claim_policy is ClaimPolicy.SPLIT
             claims = tuple(part if split else int(least[r, s]) for s in slots)
-            seats.append(GpuAllocation(w, tuple(slots), claims, len(slots) if seats else None))
-        return seats
+            allocations.append(GpuAllocation(w, tuple(slots), claims, len(slots) if allocations else None))
+        return allocations

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustackd.domain.fleet.columns import Ints
-from gpustackd.placement.context.cards import Cards, alone
+from gpustackd.placement.context.cards import Cards, single_card_fits
 from gpustackd.placement.context.gpu_allocation import GpuAllocation
 from gpustackd.placement.rules.resource_rules import ClaimPolicy
 from gpustackd.placement.scoring.ranker import EPSILON, Floats
@@ -46,17 +46,17 @@ class SingleGpuSelector(SingleWorkerSelector):
     def is_hopeless(self) -> bool:
         share = (
             1.0
-            if self.rules.taking is not ClaimPolicy.SHARE or self.rules.share_of_type
+            if self.rules.claim_policy is not ClaimPolicy.SHARE or self.rules.share_of_type
             else self.rules.share
         )
         return self.rules.vram > self.fleet.largest[0] * share
 
     def look(self, rows: Ints) -> None:
-        found = self.context.cards(rows)
-        fits, claim = alone(found, self.rules)
+        cards = self.context.cards(rows)
+        fits, claim = single_card_fits(cards, self.rules)
         if not fits.any():
             return
-        values = self.scorer.cards(self.ranker.view(found, claim, claim))
+        values = self.scorer.cards(self.ranker.view(cards, claim, claim))
         np.copyto(values, -np.inf, where=~fits)
         top = values.max(axis=1)
         good = values >= (top - EPSILON)[:, None]
@@ -67,7 +67,7 @@ class SingleGpuSelector(SingleWorkerSelector):
         self.booked[rows] = booked
         self.slots.put(rows, good)
 
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
         good = self.slots.of(w)
         slot = good[tie_break % len(good)]
         kind = self.fleet.types[int(self.fleet.gpu_type[w, slot])]
@@ -89,7 +89,7 @@ class CpuSelector(SingleWorkerSelector):
     def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Part]]:
         return self.ranker.rank(idx, self.value[idx], bare=True)
 
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
         return GpuAllocation(w)
 
 
@@ -108,30 +108,33 @@ class MultiGpuSelector(SingleWorkerSelector):
     def is_hopeless(self) -> bool:
         share = (
             1.0
-            if self.rules.taking is not ClaimPolicy.SHARE or self.rules.share_of_type
+            if self.rules.claim_policy is not ClaimPolicy.SHARE or self.rules.share_of_type
             else self.rules.share
         )
-        return self.rules.taking is not ClaimPolicy.EACH and self.rules.vram > self.fleet.largest[1] * share
+        return (
+            self.rules.claim_policy is not ClaimPolicy.EACH
+            and self.rules.vram > self.fleet.largest[1] * share
+        )
 
     def look(self, rows: Ints) -> None:
-        found = self.context.cards(rows)
+        cards = self.context.cards(rows)
         load = self.fleet.occupancy.gpu_occupants[rows]
         for code in range(len(self.fleet.types)):
-            offer = several(found, self.rules, code, load)
+            offer = several(cards, self.rules, code, load)
             count = self.count[rows]
             better = (offer.count > 0) & ((count == 0) | (offer.count < count))
             if not better.any():
                 continue
             at = rows[better]
             self.count[at] = offer.count[better]
-            self.value[at] = self._value(found, offer)[better]
+            self.value[at] = self._value(cards, offer)[better]
             self.booked[at] = offer.booked[better]
-            forced, same = alike(offer, found.free)
+            forced, same = alike(offer, cards.free)
             self.forced.put(at, forced[better])
             self.same.put(at, same[better])
 
-    def _value(self, found: Cards, offer: Several) -> Floats:
-        view = self.ranker.view(found, offer.claim, offer.booked[:, None])
+    def _value(self, cards: Cards, offer: Several) -> Floats:
+        view = self.ranker.view(cards, offer.claim, offer.booked[:, None])
         if self.scorer.looks_at_hosts:
             taken = np.zeros(offer.eligible.shape, np.bool_)
             first = np.arange(self.fleet.slots) < offer.count[:, None]
@@ -146,7 +149,7 @@ class MultiGpuSelector(SingleWorkerSelector):
         mean: Floats = np.cumsum(in_order, axis=1)[rows, last] / (last + 1)
         return mean
 
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
         n = int(self.count[w])
         slots = chosen(self.forced.of(w), self.same.of(w), n, tie_break)
         slots.sort(key=lambda s: int(self.fleet.gpu_index[w, s]))

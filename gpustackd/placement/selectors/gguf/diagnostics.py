@@ -32,160 +32,162 @@ def diagnose(selector: Selector, rows: Ints) -> tuple[list[Reason], Cure]:
     raise TypeError(f"{selector.kind} is no selector for GGUF models")
 
 
-def one_gpu(step: GgufSingleGpuSelector, rows: Ints) -> list[Reason]:
+def one_gpu(selector: GgufSingleGpuSelector, rows: Ints) -> list[Reason]:
     """The largest free GPU against the whole model."""
-    fleet = step.fleet
-    found = step.context.cards(rows)
+    fleet = selector.fleet
+    cards = selector.context.cards(rows)
     reasons: list[Reason] = []
     present = np.any(fleet.gpu_id[rows] != 0, axis=1)
     if not present.all():
         count = int(np.count_nonzero(~present))
         reasons.append(_fit("no_gpu", f"{workers(count)} {have(count)} no GPU", workers=count))
-    shut = present & ~found.usable.any(axis=1)
+    shut = present & ~cards.usable.any(axis=1)
     if shut.any():
         count = int(np.count_nonzero(shut))
         text = f"{workers(count)} {have(count)} no usable GPU (closed, of unknown memory, or over-committed)"
         reasons.append(_fit("no_usable_gpu", text, workers=count))
-    if not found.usable.any():
+    if not cards.usable.any():
         return reasons
-    fits, claim, ram = step.fitting(found)
-    free = np.where(found.usable, found.free, -1)
+    fits, claim, ram = selector.fitting(cards)
+    free = np.where(cards.usable, cards.free, -1)
     r, s = np.unravel_index(int(np.argmax(free)), free.shape)
-    name, need = _gpu(step, rows, int(r), int(s)), int(claim[r, s])
-    text = f"one GPU: all {step.asked.total} layers need {gib(need)} and {gib(int(ram[r]))} of RAM; "
+    name, need = _gpu(selector, rows, int(r), int(s)), int(claim[r, s])
+    text = f"one GPU: all {selector.asked.total} layers need {gib(need)} and {gib(int(ram[r]))} of RAM; "
     text += (
-        f"the largest free GPU is {name}: {gib(int(free[r, s]))} free, with {gib(int(found.ram[r]))} of RAM"
+        f"the largest free GPU is {name}: {gib(int(free[r, s]))} free, with {gib(int(cards.ram[r]))} of RAM"
     )
     params: dict[str, Any] = {
         "gpu": name, "need_bytes": need, "free_bytes": int(free[r, s]), "need_ram_bytes": int(ram[r]),
-        "free_ram_bytes": int(found.ram[r]), "total_layers": step.asked.total,
+        "free_ram_bytes": int(cards.ram[r]), "total_layers": selector.asked.total,
     }  # fmt: skip
-    large = np.any(found.usable & (claim <= found.free), axis=1)
+    large = np.any(cards.usable & (claim <= cards.free), axis=1)
     if large.any() and not fits.any():
         params["ram_short"] = int(np.count_nonzero(large))
         text += f"; {workers(params['ram_short'])} {have(params['ram_short'])} the GPU but not the RAM"
     return [*reasons, _fit("one_gpu", text, **params)]
 
 
-def one_worker(step: GgufMultiGpuSelector, rows: Ints) -> list[Reason]:
+def one_worker(selector: GgufMultiGpuSelector, rows: Ints) -> list[Reason]:
     """The worker whose GPUs offer most together."""
-    found = step.context.cards(rows)
-    several = np.count_nonzero(found.usable & (found.free > 0), axis=1) > 1
-    sums = np.where(several, found.free.sum(axis=1), -1)
+    cards = selector.context.cards(rows)
+    several = np.count_nonzero(cards.usable & (cards.free > 0), axis=1) > 1
+    sums = np.where(several, cards.free.sum(axis=1), -1)
     best: tuple[int, int, list[int]] | None = None
     for r in np.argsort(-sums, kind="stable").tolist():
         if sums[r] <= (best[0] if best else 0):
             break
-        for slots in step.groups(found, r):
-            offer = int(found.free[r, slots].sum())
+        for slots in selector.groups(cards, r):
+            offer = int(cards.free[r, slots].sum())
             if len(slots) > 1 and (best is None or offer > best[0]):
                 best = (offer, r, slots)
     if best is None:
         text = "several GPUs: no worker has two GPUs of one type with memory free"
-        return [_fit("no_pair", text), *_not_tried(step)]
+        return [_fit("no_pair", text), *_not_tried(selector)]
     offer, r, slots = best
-    need = _need(step, len(slots))
-    name, ram = step.fleet.row(int(rows[r])).name, int(found.ram[r])
+    need = _need(selector, len(slots))
+    name, ram = selector.fleet.row(int(rows[r])).name, int(cards.ram[r])
     text = f"several GPUs of one worker: {gib(need)} are needed on {len(slots)}; the most is free on {name}: "
     text += f"{gib(offer)} on {len(slots)} GPUs, with {gib(ram)} of RAM"
     params: dict[str, Any] = {
         "worker": name, "need_bytes": need, "free_bytes": offer, "gpus": len(slots), "free_ram_bytes": ram,
     }  # fmt: skip
     if offer >= need:
-        choosing = step.fewest(found, r, slots)
+        choosing = selector.fewest(cards, r, slots)
         if choosing is None:
             text += "; layers are whole, and no division of them fits"
             params["indivisible"] = True
         else:
             level = choosing.plan.level
-            ram_need = level.ram_unified if found.unified[r] else level.ram
+            ram_need = level.ram_unified if cards.unified[r] else level.ram
             text += f"; {gib(ram_need)} of RAM are needed"
             params["need_ram_bytes"] = ram_need
-    return [_fit("one_worker", text, **params), *_not_tried(step)]
+    return [_fit("one_worker", text, **params), *_not_tried(selector)]
 
 
-def _not_tried(step: GgufMultiGpuSelector) -> list[Reason]:
+def _not_tried(selector: GgufMultiGpuSelector) -> list[Reason]:
     """Ways that are closed by the model's own settings, or by what it is."""
     shut: list[str] = []
-    need = step.context.demand.gguf
+    need = selector.context.demand.gguf
     if need is not None and not need.distributable:
         shut.append("over several workers: this model cannot be distributed")
-    elif not step.rules.distributed:
+    elif not selector.rules.distributed:
         shut.append("over several workers: distributed_inference_across_workers is off")
-    if not step.asked.cpu_offloading:
+    if not selector.asked.cpu_offloading:
         shut.append("with layers in RAM: cpu_offloading is off")
     if not shut:
         return []
     return [_fit("not_tried", f"not tried: {'; '.join(shut)}", ways=shut)]
 
 
-def _need(step: GgufMultiGpuSelector, count: int) -> int:
+def _need(selector: GgufMultiGpuSelector, count: int) -> int:
     """VRAM that all layers take together on so many GPUs."""
-    count = min(count, MOST_DEVICES, step.asked.total)
-    first, inner, last = step.planner.rests(count, step.asked.total, unified=False)
-    return step.planner.needed(step.asked.total) + first + last + max(count - 2, 0) * inner
+    count = min(count, MOST_DEVICES, selector.asked.total)
+    first, inner, last = selector.splitter.rests(count, selector.asked.total, unified=False)
+    return selector.splitter.needed(selector.asked.total) + first + last + max(count - 2, 0) * inner
 
 
-def many_workers(step: RpcSelector, rows: Ints) -> list[Reason]:
+def many_workers(selector: RpcSelector, rows: Ints) -> list[Reason]:
     """What the largest GPUs of all workers offer together."""
-    there = step.offers.offered(rows)
-    least = step.offers.least_room()
-    if not len(there.mains):
+    offered = selector.offers.offered(rows)
+    least = selector.offers.least_room()
+    if not len(offered.mains):
         text = f"several workers: no GPU has the {gib(least)} free that one layer needs"
         return [_fit("no_main", text, need_bytes=least)]
-    if not any(c.w != rows[there.mains[0]] for c in there.remotes):
+    if not any(c.position != rows[offered.mains[0]] for c in offered.remotes):
         text = "several workers: there is no other worker with a GPU that could serve "
-        text += f"({gib(least)} for one layer, and {gib(step.offers.remote_ram)} of RAM)"
-        return [_fit("no_remote", text, need_bytes=least, need_ram_bytes=step.offers.remote_ram)]
-    level = step.asked.total if step.asked.layers is None else step.asked.layers
-    need = step.planner.needed(level)
-    shown = there.mains[:SHOWN]
-    names = [step.context.fleet.row(int(w)).name for w in rows[shown]]
+        text += f"({gib(least)} for one layer, and {gib(selector.offers.remote_ram)} of RAM)"
+        return [_fit("no_remote", text, need_bytes=least, need_ram_bytes=selector.offers.remote_ram)]
+    level = selector.asked.total if selector.asked.layers is None else selector.asked.layers
+    need = selector.splitter.needed(level)
+    shown = offered.mains[:SHOWN]
+    names = [selector.context.fleet.row(int(w)).name for w in rows[shown]]
     text = f"several workers: {level} layers need {gib(need)} and buffers; the largest {MOST_DEVICES} GPUs "
-    text += f"that an instance can use offer {gib(there.bound)} ({some(names, SHOWN, len(there.mains))})"
+    text += f"that an instance can use offer {gib(offered.bound)} ({some(names, SHOWN, len(offered.mains))})"
     params: dict[str, Any] = {
-        "need_bytes": need, "offer_bytes": there.bound, "most_gpus": MOST_DEVICES,
-        "workers": len(there.mains),
+        "need_bytes": need, "offer_bytes": offered.bound, "most_gpus": MOST_DEVICES,
+        "workers": len(offered.mains),
     }  # fmt: skip
-    if there.bound >= need:
-        ram = int(there.cards.ram[there.mains].max())
+    if offered.bound >= need:
+        ram = int(offered.cards.ram[offered.mains].max())
         text += f"; layers are whole and do not fit, or RAM is short (at most {gib(ram)} on a main worker)"
         params["free_ram_bytes"] = ram
     return [_fit("many_workers", text, **params)]
 
 
-def partial(step: PartialOffloadSelector, rows: Ints) -> list[Reason]:
+def partial(selector: PartialOffloadSelector, rows: Ints) -> list[Reason]:
     """The most layers that GPUs of one worker would hold, and the RAM that is short for the rest."""
-    found = step.context.cards(rows)
-    free = np.where(found.usable, found.free, 0)
+    cards = selector.context.cards(rows)
+    free = np.where(cards.usable, cards.free, 0)
     if not free.any():
         return []
     r = int(np.argmax(free.sum(axis=1)))
-    level, vram, need_ram, where = _nearest(step, found, r, free[r])
-    total, have, most = step.asked.total, int(found.ram[r]), int(found.ram.max())
+    level, vram, need_ram, where = _nearest(selector, cards, r, free[r])
+    total, have, most = selector.asked.total, int(cards.ram[r]), int(cards.ram.max())
     text = f"some layers on GPUs: with {level} of {total} on {where} ({gib(vram)}) the others need "
     text += (
-        f"{gib(need_ram)} of RAM{', GPU memory included' if found.unified[r] else ''}; {gib(have)} are free "
+        f"{gib(need_ram)} of RAM{', GPU memory included' if cards.unified[r] else ''}; {gib(have)} are free "
     )
     text += f"there, at most {gib(most)} on any worker with a GPU"
-    if step.asked.layers is not None:
+    if selector.asked.layers is not None:
         text += "; fewer layers on GPUs need less there"
     return [
         _fit("partial", text, layers=level, total_layers=total, need_bytes=vram, need_ram_bytes=need_ram,
-             free_bytes=int(free[r].sum()), free_ram_bytes=have, worker=step.fleet.row(int(rows[r])).name)
+             free_bytes=int(free[r].sum()), free_ram_bytes=have, worker=selector.fleet.row(int(rows[r])).name)
     ]  # fmt: skip
 
 
-def _nearest(step: PartialOffloadSelector, found: Cards, r: int, free: Ints) -> tuple[int, int, int, str]:
+def _nearest(selector: PartialOffloadSelector, cards: Cards, r: int, free: Ints) -> tuple[int, int, int, str]:
     """Layers, VRAM and RAM of the most that a worker's GPUs hold, whatever its RAM, and on which they are."""
-    unified = bool(found.unified[r])
-    slots = max(step.groups(found, r), key=lambda some: int(found.free[r, some].sum()))
-    name = step.fleet.row(int(found.w[r])).name
+    unified = bool(cards.unified[r])
+    slots = max(selector.groups(cards, r), key=lambda some: int(cards.free[r, some].sum()))
+    name = selector.fleet.row(int(cards.positions[r])).name
     if len(slots) > 1:
-        rooms, order = step.rooms(found, r, slots), step.order(found, r, slots)
-        asked = step.asked.layers
+        rooms, order = selector.rooms(cards, r, slots), selector.order(cards, r, slots)
+        asked = selector.asked.layers
         choosing = (
-            step.planner.deepest(rooms, order) if asked is None else step.planner.fewest(rooms, order, asked)
+            selector.splitter.deepest(rooms, order)
+            if asked is None
+            else selector.splitter.fewest(rooms, order, asked)
         )
         if choosing is not None:
             plan = choosing.plan
@@ -193,25 +195,25 @@ def _nearest(step: PartialOffloadSelector, found: Cards, r: int, free: Ints) -> 
             where = f"{len(plan.counts)} GPUs of {name}"
             return plan.layers, claimed, ram + (claimed if unified else 0), where
     slot = int(np.argmax(free))
-    alone = step.planner.deepest_alone(free[[slot]], found.unified[[r]])
-    level = int(alone[0]) if step.asked.layers is None else step.asked.layers
-    sized = step.planner.alone(level)
+    alone = selector.splitter.deepest_alone(free[[slot]], cards.unified[[r]])
+    level = int(alone[0]) if selector.asked.layers is None else selector.asked.layers
+    sized = selector.splitter.alone(level)
     claim = (sized.devices[0].unified if unified else sized.devices[0].vram) if level else 0
     ram = sized.ram_unified + claim if unified else sized.ram
-    return level, claim, ram, _gpu(step, found.w, r, slot)
+    return level, claim, ram, _gpu(selector, cards.positions, r, slot)
 
 
-def cpu(step: GgufCpuSelector, rows: Ints) -> list[Reason]:
+def cpu(selector: GgufCpuSelector, rows: Ints) -> list[Reason]:
     """The worker with the most RAM."""
-    ram = step.fleet.free_ram(rows)
+    ram = selector.fleet.free_ram(rows)
     at = int(np.argmax(ram))
-    need, name = int(step.need(rows)[at]), step.fleet.row(int(rows[at])).name
+    need, name = int(selector.need(rows)[at]), selector.fleet.row(int(rows[at])).name
     text = f"without a GPU {gib(need)} of RAM are needed; the most is free on {name}: {gib(int(ram[at]))}"
     return [_fit("cpu", text, worker=name, need_bytes=need, free_bytes=int(ram[at]))]
 
 
-def _gpu(step: GgufSingleGpuSelector | PartialOffloadSelector, rows: Ints, r: int, s: int) -> str:
-    fleet, w = step.fleet, int(rows[r])
+def _gpu(selector: GgufSingleGpuSelector | PartialOffloadSelector, rows: Ints, r: int, s: int) -> str:
+    fleet, w = selector.fleet, int(rows[r])
     return f"{fleet.row(w).name}:{fleet.types[int(fleet.gpu_type[w, s])]}:{int(fleet.gpu_index[w, s])}"
 
 

@@ -15,17 +15,17 @@ from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 
 def with_limit(fleet: Fleet, asked: GgufRules, splitter: LayerSplitter, found: Candidate) -> Candidate:
     """The choice with its record saying how many layers it holds, and what keeps the next one out."""
-    offload = found.seats[0].offload
+    offload = found.allocations[0].offload
     if offload is None or not found.also:
         return found
     first = dict(found.also[0]) | {"offload_layers": offload.layers, "total_layers": offload.total}
     if offload.layers < offload.total and asked.layers is None:
-        rows = np.array([s.w for s in found.seats])
+        rows = np.array([s.position for s in found.allocations])
         left = fleet.free_vram(rows)
         spare = [
             int(left[n, slot]) - claim
-            for n, seat in enumerate(found.seats)
-            for slot, claim in zip(seat.slots, seat.claims, strict=True)
+            for n, allocation in enumerate(found.allocations)
+            for slot, claim in zip(allocation.slots, allocation.claims, strict=True)
         ]
         layers = splitter.layers
         at = offload.total - offload.layers

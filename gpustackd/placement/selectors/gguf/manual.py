@@ -30,14 +30,14 @@ class GgufManualSelector(Uncached):
 
     kind = "manual"
 
-    def __init__(self, context: PlacementContext, ranker: Ranker, planner: LayerSplitter) -> None:
+    def __init__(self, context: PlacementContext, ranker: Ranker, splitter: LayerSplitter) -> None:
         asked = context.rules.gguf
         if asked is None:
             raise BadRow("source", "is no GGUF model")
         self.context = context
         self.ranker = ranker
         self.asked: GgufRules = asked
-        self.planner = planner
+        self.splitter = splitter
         self.spec = context.demand.spec
         self.cut = False
         """Whether the last search ended for its budget."""
@@ -48,9 +48,9 @@ class GgufManualSelector(Uncached):
         return self.context.rules.gpu_count
 
     def select(self, tie_break: int) -> Candidate | None:
-        self.planner.begin()
+        self.splitter.begin()
         found = self.choices()
-        self.cut = self.planner.exhausted
+        self.cut = self.splitter.exhausted
         return self.ranker.pick(found, tie_break) if found else None
 
     def choices(self) -> list[Candidate]:
@@ -63,7 +63,7 @@ class GgufManualSelector(Uncached):
         for level in levels:
             found = self._on_one(cards, level) or self._over_workers(cards, level)
             if found:
-                return [Candidate(seats, self.kind) for seats in found]
+                return [Candidate(allocations, self.kind) for allocations in found]
         return self._over_committed(cards)
 
     def selection(self) -> Selection:
@@ -79,8 +79,8 @@ class GgufManualSelector(Uncached):
             if self.count == 1:
                 found += [(s,) for c in mine if (s := self._on_card(c, level))]
             else:
-                seat = self._on_cards(mine, level)
-                found += [(seat,)] if seat else []
+                allocation = self._on_cards(mine, level)
+                found += [(allocation,)] if allocation else []
         if level is None and found:  # the most layers
             best = max(s[0].offload.layers for s in found if s[0].offload)
             found = [s for s in found if s[0].offload and s[0].offload.layers == best]
@@ -89,8 +89,8 @@ class GgufManualSelector(Uncached):
     def _on_card(self, card: PickedGpu, level: int | None) -> GpuAllocation | None:
         pooled, pool = self._host(card.w)
         if level is None:
-            level = int(self.planner.deepest_alone(np.array([card.free]), np.array([pooled]))[0])
-        sized = self.planner.alone(level)
+            level = int(self.splitter.deepest_alone(np.array([card.free]), np.array([pooled]))[0])
+        sized = self.splitter.alone(level)
         if not level:
             return None
         claim = sized.devices[0].unified if pooled else sized.devices[0].vram
@@ -106,7 +106,7 @@ class GgufManualSelector(Uncached):
         rooms: list[Room] = [(c.free, pooled) for c in mine]
         order = sorted(range(len(mine)), key=lambda i: (-mine[i].free, i))
         if level is not None:
-            choosing = self.planner.exactly(rooms, order, level, self.count)
+            choosing = self.splitter.exactly(rooms, order, level, self.count)
         else:
             some = sorted(order[: self.count])
             choosing = self._most([rooms[i] for i in some])
@@ -122,8 +122,8 @@ class GgufManualSelector(Uncached):
 
     def _most(self, rooms: Sequence[Room]) -> Choosing | None:
         """The most layers, not all, that all of these hold together."""
-        for level in range(min(self.asked.total - 1, self.planner.at_most(sum(f for f, _ in rooms))), 0, -1):
-            plan = self.planner.divided(rooms, level)
+        for level in range(min(self.asked.total - 1, self.splitter.at_most(sum(f for f, _ in rooms))), 0, -1):
+            plan = self.splitter.divided(rooms, level)
             if plan is not None:
                 return Choosing(tuple(range(len(rooms))), plan)
         return None
@@ -149,9 +149,9 @@ class GgufManualSelector(Uncached):
             if missing <= 0:
                 own, missing = sorted(own, key=lambda c: -c.free)[: self.count - 1], 1
                 own.sort(key=lambda c: c.index)
-            seats = self._laid(own, others[:missing], level)
-            if seats is not None:
-                found.append(seats)
+            allocations = self._laid(own, others[:missing], level)
+            if allocations is not None:
+                found.append(allocations)
                 if level is not None:
                     break
         return [max(found, key=_layers)] if found else []
@@ -169,7 +169,7 @@ class GgufManualSelector(Uncached):
         devices = [*remotes, *own]
         rooms = [(c.free, bool(self.context.fleet.unified[c.w])) for c in devices]
         if level is not None:
-            plan = self.planner.divided(rooms, level)
+            plan = self.splitter.divided(rooms, level)
         else:
             choosing = self._most(rooms)
             plan = choosing.plan if choosing else None
@@ -179,9 +179,9 @@ class GgufManualSelector(Uncached):
         claims = plan.claims[len(remotes) :]
         if ram + (sum(claims) if pooled else 0) > pool or not self._remotes_hold(remotes, plan.claims):
             return None
-        return self._seats(own, remotes, plan, ram)
+        return self._allocations(own, remotes, plan, ram)
 
-    def _seats(
+    def _allocations(
         self, own: Sequence[PickedGpu], remotes: Sequence[PickedGpu], plan: LayerSplit, ram: int
     ) -> tuple[GpuAllocation, ...]:
         slots, claims = tuple(c.slot for c in own), plan.claims[len(remotes) :]
@@ -214,12 +214,12 @@ class GgufManualSelector(Uncached):
         counts = layers_per_device(self.asked.split or [float(c.capacity) for c in some], self.asked.total)
         if len(counts) != len(some):
             return []
-        level = self.planner.exact(self.asked.total, counts)
+        level = self.splitter.exact(self.asked.total, counts)
         pooled, _ = self._host(some[0].w)
         claims = tuple(s.unified if pooled else s.vram for s in level.devices)
         ram = level.ram_unified if pooled else level.ram
         plan = LayerSplit(level, counts, claims)
-        seats = self._seats(some, (), plan, ram)
+        allocations = self._allocations(some, (), plan, ram)
         need, free = sum(claims), sum(c.free for c in some)
         text = f"the selected GPUs are over-committed: {gib(need)} needed, {gib(free)} free"
         params = {
@@ -229,7 +229,7 @@ class GgufManualSelector(Uncached):
             "free_gib": gib_number(free),
         }
         warning = Reason("gpu_selector.overcommit", "gpu_selector", text, params, "warning")
-        return [Candidate(seats, self.kind, over_commit=True, warnings=(warning,))]
+        return [Candidate(allocations, self.kind, over_commit=True, warnings=(warning,))]
 
     def diagnose(self) -> tuple[list[Reason], Cure]:
         """Why the selection does not serve, most telling first."""
@@ -259,8 +259,8 @@ class GgufManualSelector(Uncached):
             size = {"needs_gib": gib_number(least), "need_bytes": least, "free_bytes": card.free}
             return [picked_reason("too_small", text, gpu_id=name, **size)]
         level = self.asked.total if self.asked.layers is None else self.asked.layers
-        sized = self.planner.alone(level)
-        need = sized.devices[0].vram if self.count == 1 else self.planner.needed(level)
+        sized = self.splitter.alone(level)
+        need = sized.devices[0].vram if self.count == 1 else self.splitter.needed(level)
         free = sum(sorted((c.free for c in cards), reverse=True)[: self.count])
         text = f"{level} of {self.asked.total} layers need {gib(need)} and {gib(sized.ram)} of RAM; "
         text += f"the selected GPUs have {gib(free)} free"
@@ -286,14 +286,14 @@ class GgufManualSelector(Uncached):
             return None
         ordered = sorted(cards, key=lambda c: -c.free)
         if self.asked.partial and len(cards) == self.count < self.asked.total:
-            shares = self.planner.exact(self.count, (1,) * self.count).devices
+            shares = self.splitter.exact(self.count, (1,) * self.count).devices
             needs = [
                 s.unified if self._host(c.w)[0] else s.vram for c, s in zip(ordered, shares, strict=True)
             ]
         else:
             level = 0 if self.asked.partial else self.asked.total
-            rests = {u: self.planner.rests(3, level, unified=u) for u in (False, True)}
-            needs = [min(rests[self._host(c.w)[0]]) + self.planner.layers.least for c in ordered]
+            rests = {u: self.splitter.rests(3, level, unified=u) for u in (False, True)}
+            needs = [min(rests[self._host(c.w)[0]]) + self.splitter.layers.least for c in ordered]
         small = [(c, need) for c, need in zip(ordered, needs, strict=True) if c.free < need]
         return min(small, key=lambda pair: pair[0].free, default=None)
 
@@ -301,8 +301,8 @@ class GgufManualSelector(Uncached):
         return (self.context.fleet.row(card.w).name, card.type, card.index) == (worker, kind, index)
 
 
-def _layers(seats: tuple[GpuAllocation, ...]) -> int:
-    offload = seats[0].offload
+def _layers(allocations: tuple[GpuAllocation, ...]) -> int:
+    offload = allocations[0].offload
     return offload.layers if offload else 0
 
 

@@ -36,7 +36,7 @@ class SeveralGpusSelector(LayeredSelector):
         super().compute(rows, passing)
 
     @abstractmethod
-    def work_out(self, found: Cards, r: int) -> tuple[int, GpuAllocation] | None:
+    def work_out(self, cards: Cards, r: int) -> tuple[int, GpuAllocation] | None:
         """How good the offer of a worker really is, and what it takes."""
 
     @property
@@ -53,46 +53,46 @@ class SeveralGpusSelector(LayeredSelector):
         return self._offering
 
     def _settle(self, rows: Ints) -> None:
-        found = self.context.cards(rows)
+        cards = self.context.cards(rows)
         offers: dict[int, GpuAllocation] = {}
         self.about[rows] = 0
         self.sure[rows] = True
         for r, w in enumerate(rows.tolist()):
-            offer = self.work_out(found, r)
+            offer = self.work_out(cards, r)
             if offer is not None:
                 self.about[w], offers[r] = offer
-        self.keep(found, offers)
+        self.keep(cards, offers)
 
-    def groups(self, found: Cards, r: int) -> Iterator[list[int]]:
+    def groups(self, cards: Cards, r: int) -> Iterator[list[int]]:
         """Usable slots of one worker by GPU type, in the order of their indexes."""
-        index = self.fleet.gpu_index[found.w[r]]
-        usable = np.flatnonzero(found.usable[r] & (found.free[r] > 0)).tolist()
-        for code in sorted({int(found.type[r, s]) for s in usable}):
-            yield sorted((s for s in usable if found.type[r, s] == code), key=lambda s: int(index[s]))
+        index = self.fleet.gpu_index[cards.positions[r]]
+        usable = np.flatnonzero(cards.usable[r] & (cards.free[r] > 0)).tolist()
+        for code in sorted({int(cards.type[r, s]) for s in usable}):
+            yield sorted((s for s in usable if cards.type[r, s] == code), key=lambda s: int(index[s]))
 
-    def rooms(self, found: Cards, r: int, slots: Sequence[int]) -> list[Room]:
-        unified = bool(found.unified[r])
-        return [(int(found.free[r, s]), unified) for s in slots]
+    def rooms(self, cards: Cards, r: int, slots: Sequence[int]) -> list[Room]:
+        unified = bool(cards.unified[r])
+        return [(int(cards.free[r, s]), unified) for s in slots]
 
-    def order(self, found: Cards, r: int, slots: Sequence[int]) -> list[int]:
+    def order(self, cards: Cards, r: int, slots: Sequence[int]) -> list[int]:
         """Positions in `slots`: the freest first, of these the one with less on it."""
-        load = self.fleet.occupancy.gpu_occupants[found.w[r]]
-        return sorted(range(len(slots)), key=lambda i: (-found.free[r, slots[i]], load[slots[i]], i))
+        load = self.fleet.occupancy.gpu_occupants[cards.positions[r]]
+        return sorted(range(len(slots)), key=lambda i: (-cards.free[r, slots[i]], load[slots[i]], i))
 
-    def seated(
-        self, found: Cards, r: int, slots: Sequence[int], choosing: Choosing | None
+    def allocated(
+        self, cards: Cards, r: int, slots: Sequence[int], choosing: Choosing | None
     ) -> GpuAllocation | None:
         """The seat for a plan; None where the worker's RAM does not do."""
         if choosing is None:
             return None
         plan = choosing.plan
-        unified = bool(found.unified[r])
+        unified = bool(cards.unified[r])
         ram = plan.level.ram_unified if unified else plan.level.ram
-        if ram + (sum(plan.claims) if unified else 0) > found.ram[r]:
+        if ram + (sum(plan.claims) if unified else 0) > cards.ram[r]:
             return None
         split = plan.counts if len(plan.counts) > 1 else None
         return GpuAllocation(
-            int(found.w[r]),
+            int(cards.positions[r]),
             tuple(slots[i] for i in choosing.taken),
             plan.claims,
             ram=ram,
@@ -106,47 +106,47 @@ class GgufMultiGpuSelector(SeveralGpusSelector):
     kind = "one_worker"
 
     def is_hopeless(self) -> bool:
-        return self.planner.needed(self.asked.total) > self.fleet.largest[1]
+        return self.splitter.needed(self.asked.total) > self.fleet.largest[1]
 
     def look(self, rows: Ints) -> None:
-        found = self.context.cards(rows)
+        cards = self.context.cards(rows)
         total = self.asked.total
-        enough = np.where(found.usable, found.free, 0).sum(axis=1) >= self.planner.needed(total)
+        enough = np.where(cards.usable, cards.free, 0).sum(axis=1) >= self.splitter.needed(total)
         for r in np.flatnonzero(enough).tolist():
             counts = [
-                self.planner.likely_fewest(self.rooms(found, r, g), self.order(found, r, g), total)
-                for g in self.groups(found, r)
+                self.splitter.likely_fewest(self.rooms(cards, r, g), self.order(cards, r, g), total)
+                for g in self.groups(cards, r)
             ]
             fewest = min((n for n in counts if n), default=0)
             self.about[rows[r]] = FEW - fewest if fewest else 0
 
-    def work_out(self, found: Cards, r: int) -> tuple[int, GpuAllocation] | None:
+    def work_out(self, cards: Cards, r: int) -> tuple[int, GpuAllocation] | None:
         best: GpuAllocation | None = None
-        for slots in self.groups(found, r):
-            seat = self.seated(found, r, slots, self.fewest(found, r, slots))
-            if seat is not None and (best is None or len(seat.slots) < len(best.slots)):
-                best = seat
+        for slots in self.groups(cards, r):
+            allocation = self.allocated(cards, r, slots, self.fewest(cards, r, slots))
+            if allocation is not None and (best is None or len(allocation.slots) < len(best.slots)):
+                best = allocation
         return (FEW - len(best.slots), best) if best is not None else None
 
-    def fewest(self, found: Cards, r: int, slots: Sequence[int]) -> Choosing | None:
+    def fewest(self, cards: Cards, r: int, slots: Sequence[int]) -> Choosing | None:
         """As few of these cards as hold every layer."""
-        rooms, order = self.rooms(found, r, slots), self.order(found, r, slots)
-        return self.planner.fewest(rooms, order, self.asked.total)
+        rooms, order = self.rooms(cards, r, slots), self.order(cards, r, slots)
+        return self.splitter.fewest(rooms, order, self.asked.total)
 
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
         """Of cards that are as free as the last one taken others serve too: they take turns."""
         kept = self.offers[w]
         if not tie_break or self.asked.split:
             return kept
-        found = self.context.cards(np.array([w]))
-        slots = next(g for g in self.groups(found, 0) if kept.slots[0] in g)
-        free = {s: int(found.free[0, s]) for s in slots}
+        cards = self.context.cards(np.array([w]))
+        slots = next(g for g in self.groups(cards, 0) if kept.slots[0] in g)
+        free = {s: int(cards.free[0, s]) for s in slots}
         least = min(free[s] for s in kept.slots)
         same = [s for s in slots if free[s] == least]
         missing = sum(free[s] == least for s in kept.slots)
         start = missing * (tie_break % max(len(same) // missing, 1))
         taken = {s for s in kept.slots if free[s] != least} | set(same[start : start + missing])
         mine = [s for s in slots if s in taken]
-        plan = self.planner.divided(self.rooms(found, 0, mine), self.asked.total)
+        plan = self.splitter.divided(self.rooms(cards, 0, mine), self.asked.total)
         choosing = Choosing(tuple(range(len(mine))), plan) if plan else None
-        return self.seated(found, 0, mine, choosing) or kept
+        return self.allocated(cards, 0, mine, choosing) or kept

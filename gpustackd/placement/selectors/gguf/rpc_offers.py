@@ -11,7 +11,7 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
-from gpustackd.placement.context.cards import Cards, cards
+from gpustackd.placement.context.cards import Cards, read_cards
 from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 
@@ -20,7 +20,7 @@ from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 class OfferedGpu:
     """A GPU that may take part; `room` is what it may be filled with. Bytes."""
 
-    w: int
+    position: int
     slot: int
     index: int
     code: int
@@ -32,7 +32,7 @@ class OfferedGpu:
 class Main:
     """A worker as the main one, with its cards in the order of their indexes."""
 
-    w: int
+    position: int
     ram: int
     unified: bool
     cards: tuple[OfferedGpu, ...]
@@ -59,9 +59,9 @@ class Offered:
 class Offers:
     """Looks at the cards of all workers; nothing is kept."""
 
-    def __init__(self, context: PlacementContext, planner: LayerSplitter) -> None:
+    def __init__(self, context: PlacementContext, splitter: LayerSplitter) -> None:
         self.context = context
-        self.planner = planner
+        self.splitter = splitter
 
     @property
     def remote_ram(self) -> int:
@@ -70,18 +70,18 @@ class Offers:
     def offered(self, rows: Ints) -> Offered:
         """Look at the cards of all workers."""
         fleet = self.context.fleet
-        found = cards(fleet, rows, self.context.rules)
-        per_worker = np.maximum(np.count_nonzero(found.usable, axis=1), 1)
+        cards = read_cards(fleet, rows, self.context.rules)
+        per_worker = np.maximum(np.count_nonzero(cards.usable, axis=1), 1)
         least = self.least_room()
-        pooled = np.where(found.unified, (found.ram - per_worker * self.remote_ram) // per_worker, 2**62)
-        room = np.minimum(found.free, pooled[:, None])
-        served = found.usable & (room >= least)
-        short = np.count_nonzero(served, axis=1) * self.remote_ram > found.ram
+        pooled = np.where(cards.unified, (cards.ram - per_worker * self.remote_ram) // per_worker, 2**62)
+        room = np.minimum(cards.free, pooled[:, None])
+        served = cards.usable & (room >= least)
+        short = np.count_nonzero(served, axis=1) * self.remote_ram > cards.ram
         for at in map(int, np.flatnonzero(short)):  # as many as its RAM serves, the largest
             largest = np.argsort(-np.where(served[at], room[at], -1), kind="stable")
-            served[at, largest[int(found.ram[at]) // self.remote_ram :]] = False
-        own = found.usable & (found.free >= least)
-        offers = np.where(own, found.free, 0).sum(axis=1)
+            served[at, largest[int(cards.ram[at]) // self.remote_ram :]] = False
+        own = cards.usable & (cards.free >= least)
+        offers = np.where(own, cards.free, 0).sum(axis=1)
         mains = np.lexsort((fleet.worker_id[rows], -offers))
         mains = mains[offers[mains] > 0]
         rank = np.full(len(rows), len(rows))
@@ -95,60 +95,60 @@ class Offers:
         r, s = flat[:, 0], flat[:, 1]
         order = np.lexsort((fleet.gpu_index[rows[r], s], rank[r], -sizes))[:keep]
         remotes = tuple(
-            _card(fleet, int(rows[r[i]]), int(s[i]), int(sizes[i]), bool(found.unified[r[i]])) for i in order
+            _card(fleet, int(rows[r[i]]), int(s[i]), int(sizes[i]), bool(cards.unified[r[i]])) for i in order
         )
-        bound = int(np.sort(found.free[own])[-MOST_DEVICES:].sum())
-        return Offered(found, own, mains, remotes, bound)
+        bound = int(np.sort(cards.free[own])[-MOST_DEVICES:].sum())
+        return Offered(cards, own, mains, remotes, bound)
 
     def least_room(self) -> int:
         """What a device must have to hold one layer."""
-        return self.planner.least_rest + self.planner.layers.least
+        return self.splitter.least_rest + self.splitter.layers.least
 
-    def mains(self, there: Offered, tie_break: int) -> Iterator[Main]:
+    def mains(self, offered: Offered, tie_break: int) -> Iterator[Main]:
         """Workers as main ones, those that offer most first; those that serve alike take turns, so that
         instances do not all run for the same one."""
-        found = there.cards
-        own = np.where(there.own, found.free, 0)
-        at, rows = 0, there.mains
+        cards = offered.cards
+        own = np.where(offered.own, cards.free, 0)
+        at, rows = 0, offered.mains
         while at < len(rows):
             first = rows[at]
             end = at + 1
-            while end < len(rows) and _alike(found, own, first, rows[end]):
+            while end < len(rows) and _alike(cards, own, first, rows[end]):
                 end += 1
             shift = tie_break % (end - at)
             for r in [*rows[at + shift : end].tolist(), *rows[at : at + shift].tolist()]:
-                yield self._main(there, r)
+                yield self._main(offered, r)
             at = end
 
-    def different(self, there: Offered, tie_break: int) -> Iterator[Main]:
+    def different(self, offered: Offered, tie_break: int) -> Iterator[Main]:
         """The first of the workers that serve alike: where it does not, the others do not either."""
         seen: set[object] = set()
-        for main in self.mains(there, tie_break):
+        for main in self.mains(offered, tie_break):
             kind = (main.ram, main.unified, *main.rooms)
             if kind not in seen:
                 seen.add(kind)
                 yield main
 
-    def _main(self, there: Offered, r: int) -> Main:
+    def _main(self, offered: Offered, r: int) -> Main:
         """Its cards of the type that offers most together."""
-        found = there.cards
-        w, unified = int(found.w[r]), bool(found.unified[r])
+        cards = offered.cards
+        w, unified = int(cards.positions[r]), bool(cards.unified[r])
         by_type: dict[int, list[OfferedGpu]] = {}
-        for s in np.flatnonzero(there.own[r]).tolist():
-            card = _card(self.context.fleet, w, s, int(found.free[r, s]), unified)
+        for s in np.flatnonzero(offered.own[r]).tolist():
+            card = _card(self.context.fleet, w, s, int(cards.free[r, s]), unified)
             by_type.setdefault(card.code, []).append(card)
         mine = max(by_type.values(), key=lambda some: sum(c.room for c in some))
         if len(mine) >= MOST_DEVICES:
             mine = sorted(mine, key=lambda c: (-c.room, c.index))[: MOST_DEVICES - 1]
         mine.sort(key=lambda c: c.index)
-        return Main(w, int(found.ram[r]), unified, tuple(mine))
+        return Main(w, int(cards.ram[r]), unified, tuple(mine))
 
 
 def _card(fleet: Fleet, w: int, s: int, room: int, unified: bool) -> OfferedGpu:
     return OfferedGpu(w, s, int(fleet.gpu_index[w, s]), int(fleet.gpu_type[w, s]), room, unified)
 
 
-def _alike(found: Cards, own: Ints, a: int, b: int) -> bool:
+def _alike(cards: Cards, own: Ints, a: int, b: int) -> bool:
     """Whether two workers serve alike as main ones."""
-    same = found.ram[a] == found.ram[b] and found.unified[a] == found.unified[b]
+    same = cards.ram[a] == cards.ram[b] and cards.unified[a] == cards.unified[b]
     return bool(same) and np.array_equal(own[a], own[b])

@@ -26,13 +26,13 @@ from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 class LayeredSelector(SingleWorkerSelector):
     """What the steps share: the offer of a worker is kept as a seat."""
 
-    def __init__(self, context: PlacementContext, ranker: Ranker, planner: LayerSplitter) -> None:
+    def __init__(self, context: PlacementContext, ranker: Ranker, splitter: LayerSplitter) -> None:
         super().__init__(context, ranker)
         asked = context.rules.gguf
         if asked is None:
             raise BadRow("source", "is no GGUF model")
         self.asked: GgufRules = asked
-        self.planner = planner
+        self.splitter = splitter
         self.offers: dict[int, GpuAllocation] = {}
         self.cut = False
         """Whether the last search ended for its budget."""
@@ -42,9 +42,9 @@ class LayeredSelector(SingleWorkerSelector):
         self.offers.clear()
 
     def select(self, tie_break: int) -> Candidate | None:
-        self.planner.begin()
+        self.splitter.begin()
         found = super().select(tie_break)
-        self.cut = self.planner.exhausted
+        self.cut = self.splitter.exhausted
         if self.cut:  # what was not looked at is, next time; what was is known
             self.tick = -1
         return found
@@ -54,29 +54,29 @@ class LayeredSelector(SingleWorkerSelector):
             self.offers.pop(w, None)
         super().compute(rows, passing)
 
-    def keep(self, found: Cards, offers: Mapping[int, GpuAllocation]) -> None:
+    def keep(self, cards: Cards, offers: Mapping[int, GpuAllocation]) -> None:
         """Write down offers by row of `found`, with what the strategy thinks of their cards."""
         if not offers:
             return
         rows = np.array(list(offers), np.int64)
-        claim = np.zeros((len(found.w), self.fleet.slots), np.int64)
-        ram = np.zeros((len(found.w), 1), np.int64)
+        claim = np.zeros((len(cards.positions), self.fleet.slots), np.int64)
+        ram = np.zeros((len(cards.positions), 1), np.int64)
         taken: Bools = np.zeros(claim.shape, np.bool_)
-        for r, seat in offers.items():
-            slots = list(seat.slots)
-            claim[r, slots] = seat.claims
+        for r, allocation in offers.items():
+            slots = list(allocation.slots)
+            claim[r, slots] = allocation.claims
             taken[r, slots] = True
-            ram[r] = seat.ram or 0
-        view = self.ranker.view(found, claim, claim)
+            ram[r] = allocation.ram or 0
+        view = self.ranker.view(cards, claim, claim)
         view.ram_claim = ram
         value = self.scorer.taken(view, taken)
-        at = found.w[rows]
+        at = cards.positions[rows]
         self.count[at] = [len(s.slots) for s in offers.values()]
         self.value[at] = value[rows]
         self.booked[at] = claim[rows].sum(axis=1)
         self.offers.update(zip(at.tolist(), offers.values(), strict=True))
 
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
         return self.offers[w]
 
 
@@ -86,15 +86,15 @@ class GgufSingleGpuSelector(LayeredSelector):
     kind = "one_gpu"
 
     def is_hopeless(self) -> bool:
-        share = self.planner.alone(self.asked.total).devices[0]
+        share = self.splitter.alone(self.asked.total).devices[0]
         return min(share.vram, share.unified) > self.fleet.largest[0]
 
     def look(self, rows: Ints) -> None:
-        found = self.context.cards(rows)
-        fits, claim, ram = self.fitting(found)
+        cards = self.context.cards(rows)
+        fits, claim, ram = self.fitting(cards)
         if not fits.any():
             return
-        view = self.ranker.view(found, claim, claim)
+        view = self.ranker.view(cards, claim, claim)
         view.ram_claim = ram[:, None]
         values = self.scorer.cards(view)
         np.copyto(values, -np.inf, where=~fits)
@@ -103,25 +103,25 @@ class GgufSingleGpuSelector(LayeredSelector):
         self.value[rows] = top
         self.booked[rows] = claim[:, 0]
 
-    def fitting(self, found: Cards) -> tuple[Bools, Ints, Ints]:
+    def fitting(self, cards: Cards) -> tuple[Bools, Ints, Ints]:
         """(R, S) which cards hold the model, (R, S) what it books there, (R,) its RAM."""
-        level = self.planner.alone(self.asked.total)
-        claim = np.where(found.unified, level.devices[0].unified, level.devices[0].vram)
-        ram = np.where(found.unified, level.ram_unified, level.ram)
-        held = np.where(found.unified, ram + claim, ram) <= found.ram
-        fits = found.usable & (claim[:, None] <= found.free) & held[:, None]
+        level = self.splitter.alone(self.asked.total)
+        claim = np.where(cards.unified, level.devices[0].unified, level.devices[0].vram)
+        ram = np.where(cards.unified, level.ram_unified, level.ram)
+        held = np.where(cards.unified, ram + claim, ram) <= cards.ram
+        fits = cards.usable & (claim[:, None] <= cards.free) & held[:, None]
         return fits, np.broadcast_to(claim[:, None], fits.shape), ram
 
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
-        found = self.context.cards(np.array([w]))
-        fits, claim, ram = self.fitting(found)
-        view = self.ranker.view(found, claim, claim)
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
+        cards = self.context.cards(np.array([w]))
+        fits, claim, ram = self.fitting(cards)
+        view = self.ranker.view(cards, claim, claim)
         view.ram_claim = ram[:, None]
         values = np.where(fits, self.scorer.cards(view), -np.inf)[0]
         good = np.flatnonzero(values >= values.max() - EPSILON).tolist()
-        return self._seat(w, good[tie_break % len(good)], int(claim[0, 0]), int(ram[0]))
+        return self._allocation(w, good[tie_break % len(good)], int(claim[0, 0]), int(ram[0]))
 
-    def _seat(self, w: int, slot: int, claim: int, ram: int) -> GpuAllocation:
+    def _allocation(self, w: int, slot: int, claim: int, ram: int) -> GpuAllocation:
         return GpuAllocation(
             w, (slot,), (claim,), ram=ram, offload=Offload(self.asked.total, self.asked.total)
         )
@@ -143,12 +143,12 @@ class GgufCpuSelector(LayeredSelector):
 
     def need(self, rows: Ints) -> Ints:
         """(R,) RAM of a model without GPUs."""
-        level = self.planner.alone(0)
+        level = self.splitter.alone(0)
         need: Ints = np.where(self.fleet.unified[rows], level.ram_unified, level.ram)
         return need
 
     def rank(self, idx: Ints) -> tuple[Floats, Mapping[str, Part]]:
-        return self.ranker.rank(idx, self.value[idx], bare=True, ram_claim=self.planner.alone(0).ram)
+        return self.ranker.rank(idx, self.value[idx], bare=True, ram_claim=self.splitter.alone(0).ram)
 
-    def seat(self, w: int, tie_break: int) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int) -> GpuAllocation:
         return GpuAllocation(w, ram=int(self.need(np.array([w]))[0]), offload=Offload(0, self.asked.total))

@@ -112,6 +112,8 @@ def _over_commit_refused(
 
 
 def _fits_when_empty(card: PickedGpu, rules: ResourceRules) -> bool:
-    if rules.taking is ClaimPolicy.SHARE and card.capacity / card.total < rules.memory_fraction(card.type):
+    if rules.claim_policy is ClaimPolicy.SHARE and card.capacity / card.total < rules.memory_fraction(
+        card.type
+    ):
         return False
     return card.claim <= card.capacity

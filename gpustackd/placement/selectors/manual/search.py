@@ -47,9 +47,11 @@ class ManualSelector(Uncached):
         allowed, over = self.allowed(found)
         warnings: tuple[Reason, ...] = ()
         if over:
-            told = over_commit_reason(self.context.fleet, self.rules, allowed[0], selection.cards, "warning")
-            warnings = (told, needs(self.context.demand, self.rules))
-        return [Candidate(c.seats, self.kind, over_commit=over, warnings=warnings) for c in allowed]
+            warning = over_commit_reason(
+                self.context.fleet, self.rules, allowed[0], selection.cards, "warning"
+            )
+            warnings = (warning, needs(self.context.demand, self.rules))
+        return [Candidate(c.allocations, self.kind, over_commit=over, warnings=warnings) for c in allowed]
 
     def look(self, tie_break: int) -> tuple[Selection, list[PickedGpus]]:
         """The selection as it is now, and every way to use it."""
@@ -110,7 +112,7 @@ def over_commit_reason(
         names = [f"{fleet.row(c.w).name}:{c.index}" for c in used]
         text += f"; {len(used)} of {len(cards)} selected GPUs would be used ({some(names, SHOWN)})"
         params["used"] = names[:SHOWN]
-    if rules.taking is ClaimPolicy.SHARE:
+    if rules.claim_policy is ClaimPolicy.SHARE:
         text += f"; {gib(free)} free, {ok} of {len(counted)} GPUs have their share free"
     text += f"; {gib(candidate.effective)} can really be used"
     return Reason("gpu_selector.overcommit", "gpu_selector", text, params, level)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.placement.context.cards import cards, ram_holds
+from gpustackd.placement.context.cards import ram_holds, read_cards
 from gpustackd.placement.diagnostics.wording import gib, gib_number, workers
 from gpustackd.placement.selectors.pool.inventory import pool_reason
 from gpustackd.placement.selectors.pool.search import PoolSelector
@@ -17,22 +17,22 @@ from gpustackd.placement.selectors.pool.search import PoolSelector
 MOST_TP = 1024
 
 
-def diagnose(step: PoolSelector, rows: Ints) -> tuple[list[Reason], Cure]:
+def diagnose(selector: PoolSelector, rows: Ints) -> tuple[list[Reason], Cure]:
     """The first cause that applies on workers that passed every filter; each names the pool."""
-    step.refresh()
-    found, cures = _causes(step, rows)
-    return [replace(r, params={"type": step.ask.type[:80], **r.params}) for r in found], cures
+    selector.refresh()
+    found, cures = _causes(selector, rows)
+    return [replace(r, params={"type": selector.ask.type[:80], **r.params}) for r in found], cures
 
 
-def _causes(step: PoolSelector, rows: Ints) -> tuple[list[Reason], Cure]:
-    if step.pool.problem is not None:
-        return [step.pool.problem], Cure.BACKENDS | Cure.MODEL
+def _causes(selector: PoolSelector, rows: Ints) -> tuple[list[Reason], Cure]:
+    if selector.pool.problem is not None:
+        return [selector.pool.problem], Cure.BACKENDS | Cure.MODEL
     if not len(rows):
         return [], Cure.NONE
-    pool = step.pool.type
-    label = pool.label[:80] if pool else step.ask.type
-    n = step.ask.cards
-    matching = np.count_nonzero(step.matching(rows), axis=1)
+    pool = selector.pool.type
+    label = pool.label[:80] if pool else selector.ask.type
+    n = selector.ask.cards
+    matching = np.count_nonzero(selector.matching(rows), axis=1)
     members = rows[matching >= n]
     if not len(members):
         most = int(matching.max(initial=0))
@@ -40,22 +40,22 @@ def _causes(step: PoolSelector, rows: Ints) -> tuple[list[Reason], Cure]:
         text = f"no worker has {wanted} of {label}"
         text += f", the most on one is {most}" if most else ""
         return [pool_reason("no_worker", text, label=label, cards=n, most=most)], Cure.WORKER | Cure.BACKENDS
-    serving = members[step.report.open(step.fleet, members).any(axis=1)]
+    serving = members[selector.report.open(selector.fleet, members).any(axis=1)]
     if not len(serving):
-        return [_incapable(step, label, len(members))], Cure.BACKENDS | Cure.WORKER
-    found = cards(step.fleet, serving, step.rules)
-    holding = ram_holds(found, step.rules, np.zeros(len(serving), np.int64), found.ram, found.unified)
+        return [_incapable(selector, label, len(members))], Cure.BACKENDS | Cure.WORKER
+    cards = read_cards(selector.fleet, serving, selector.rules)
+    holding = ram_holds(cards, selector.rules, np.zeros(len(serving), np.int64), cards.ram, cards.unified)
     if not holding.any():
-        return [_ram(step, serving, found.ram)], Cure.CAPACITY
+        return [_ram(selector, serving, cards.ram)], Cure.CAPACITY
     serving = serving[holding]
-    short = _too_large(step, label, serving)
+    short = _too_large(selector, label, serving)
     if short is not None:
         return [short], Cure.MODEL | Cure.WORKER | Cure.BACKENDS
-    return [_in_use(step, label, serving)], Cure.CAPACITY | Cure.WORKER | Cure.BACKENDS
+    return [_in_use(selector, label, serving)], Cure.CAPACITY | Cure.WORKER | Cure.BACKENDS
 
 
-def _incapable(step: PoolSelector, label: str, count: int) -> Reason:
-    ask = step.ask
+def _incapable(selector: PoolSelector, label: str, count: int) -> Reason:
+    ask = selector.ask
     if ask.profile:
         mode, what = "partition", f"partition {ask.profile[:60]!r}"
     elif ask.whole:
@@ -71,9 +71,9 @@ def _incapable(step: PoolSelector, label: str, count: int) -> Reason:
     )
 
 
-def _ram(step: PoolSelector, rows: Ints, ram: Ints) -> Reason:
+def _ram(selector: PoolSelector, rows: Ints, ram: Ints) -> Reason:
     at = int(np.argmax(ram))
-    name, need = step.fleet.row(int(rows[at])).name, step.rules.ram_floor
+    name, need = selector.fleet.row(int(rows[at])).name, selector.rules.ram_floor
     text = (
         f"{workers(len(rows))} of the pool, but too little RAM on each; the most is free on {name}: "
         f"{gib(int(ram[at]))} of the {gib(need)} needed"
@@ -81,20 +81,20 @@ def _ram(step: PoolSelector, rows: Ints, ram: Ints) -> Reason:
     return pool_reason("ram", text, workers=len(rows), worker=name, free_bytes=int(ram[at]), need_bytes=need)
 
 
-def _too_large(step: PoolSelector, label: str, rows: Ints) -> Reason | None:
+def _too_large(selector: PoolSelector, label: str, rows: Ints) -> Reason | None:
     """The need exceeds what the pool gives at most, even empty."""
-    ask, rules, size = step.ask, step.rules, step.pool.size
+    ask, rules, size = selector.ask, selector.rules, selector.pool.size
     v, members = rules.vram, len(rows)
     params: dict[str, Any] = {
         "label": label, "need_bytes": v, "need_gib": gib_number(v), "part_bytes": size,
         "part_gib": gib_number(size), "workers": members,
     }  # fmt: skip
     if ask.whole:
-        capacity = step.claim(rows)
-        offered = np.where(step.matching(rows), capacity, 0)
+        capacity = selector.claim(rows)
+        offered = np.where(selector.matching(rows), capacity, 0)
         best = int(np.sort(offered, axis=1)[:, -ask.cards :].sum(axis=1).max())
-        return None if v <= best else _whole(step, label, best, params)
-    parts = step.parts
+        return None if v <= best else _whole(selector, label, best, params)
+    parts = selector.parts
     if parts == 1:
         return None
     fewest = -(-v // size)
@@ -119,8 +119,8 @@ def _too_large(step: PoolSelector, label: str, rows: Ints) -> Reason | None:
     return None
 
 
-def _whole(step: PoolSelector, label: str, best: int, params: dict[str, Any]) -> Reason:
-    ask, v, size = step.ask, step.rules.vram, step.pool.size
+def _whole(selector: PoolSelector, label: str, best: int, params: dict[str, Any]) -> Reason:
+    ask, v, size = selector.ask, selector.rules.vram, selector.pool.size
     tp = 1
     while tp * size < v and tp < MOST_TP:
         tp *= 2
@@ -135,29 +135,29 @@ def _whole(step: PoolSelector, label: str, best: int, params: dict[str, Any]) ->
     return pool_reason("cards_too_small", text, cards=ask.cards, **params)
 
 
-def _in_use(step: PoolSelector, label: str, rows: Ints) -> Reason:
+def _in_use(selector: PoolSelector, label: str, rows: Ints) -> Reason:
     """There are such cards, but none (or too few) with room now."""
-    ask, fleet = step.ask, step.fleet
-    found = cards(fleet, rows, step.rules)
-    matching = step.matching(rows)
-    free = np.where(matching & found.usable, found.free, -1)
+    ask, fleet = selector.ask, selector.fleet
+    cards = read_cards(fleet, rows, selector.rules)
+    matching = selector.matching(rows)
+    free = np.where(matching & cards.usable, cards.free, -1)
     r, s = np.unravel_index(int(np.argmax(free)), free.shape)
     name = f"{fleet.row(int(rows[r])).name}:{int(fleet.gpu_index[rows[r], s])}"
     params: dict[str, Any] = {"label": label, "workers": len(rows), "cards": ask.cards}
     if free[r, s] >= 0:
-        params |= {"gpu": name, "free_bytes": int(free[r, s]), "part_bytes": step.pool.size}
+        params |= {"gpu": name, "free_bytes": int(free[r, s]), "part_bytes": selector.pool.size}
     if ask.whole:
-        open_ = np.count_nonzero(step.eligible(found, rows), axis=1)
+        open_ = np.count_nonzero(selector.eligible(cards, rows), axis=1)
         at = int(np.argmax(open_))
         text = (
             f"cards of {label} are in use: {fleet.row(int(rows[at])).name} has most untouched ones, "
             f"{int(open_[at])}, needed {ask.cards} on one worker"
         )
         return pool_reason("in_use", text, untouched=int(open_[at]), **params)
-    parts = step.parts or 1
-    open_workers = int(np.count_nonzero(step.count[rows]))
+    parts = selector.parts or 1
+    open_workers = int(np.count_nonzero(selector.count[rows]))
     text = f"cards of {label} are in use: {workers(open_workers)} of {len(rows)} can give a part of "
-    text += f"{gib(step.pool.size)} now, needed {parts}"
+    text += f"{gib(selector.pool.size)} now, needed {parts}"
     if free[r, s] >= 0:
         text += f"; the most is free on {name}, {gib(int(free[r, s]))}"
     return pool_reason("in_use", text, open_workers=open_workers, parts=parts, **params)

@@ -39,9 +39,9 @@ class Report:
 
     def open(self, fleet: Fleet, rows: Ints) -> Bools:
         """(R, S) cards that the report does not speak against."""
-        said: Bools = np.ones((len(rows), fleet.slots), np.bool_)
+        allowed: Bools = np.ones((len(rows), fleet.slots), np.bool_)
         if self.nodes is None or self.pool is None:
-            return said
+            return allowed
         for r, w in enumerate(rows.tolist()):
             groups = self.groups(fleet.row(w).name) or ()
             fit = [
@@ -52,13 +52,13 @@ class Report:
                 if self.ask.free(a, self.pool)
             ]
             if len(fit) < self.ask.cards:
-                said[r] = False
+                allowed[r] = False
                 continue
             listed = {a.index for g in groups for a in g.accelerators}
             indexes = fleet.gpu_index[w]
             if any(int(i) in listed for i in indexes[fleet.gpu_id[w] != 0]):
-                said[r] = np.isin(indexes, [a.index for a in fit if a.index is not None])
-        return said
+                allowed[r] = np.isin(indexes, [a.index for a in fit if a.index is not None])
+        return allowed
 
     def changed(self, since: Report, fleet: Fleet) -> Ints:
         """Positions of the workers of which something else is reported than before."""

@@ -15,7 +15,7 @@ from gpustackd.domain.fleet.columns import UNKNOWN, Bools, Ints
 from gpustackd.domain.outcome import Reason
 from gpustackd.domain.pools import InstanceType, Pools
 from gpustackd.errors import BadRow
-from gpustackd.placement.context.cards import Cards, cards, ram_holds
+from gpustackd.placement.context.cards import Cards, ram_holds, read_cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
 from gpustackd.placement.context.placement_context import PlacementContext
 from gpustackd.placement.rules.pool import belongs
@@ -97,18 +97,18 @@ class PoolSelector(SingleWorkerSelector):
     def look(self, rows: Ints) -> None:
         if self.pool.problem is not None or self.parts is None:
             return
-        found = cards(self.fleet, rows, self.rules)
-        open_ = self.eligible(found, rows)
+        cards = read_cards(self.fleet, rows, self.rules)
+        open_ = self.eligible(cards, rows)
         claim = self.claim(rows)
-        for code in np.unique(found.type[open_]).tolist():
-            mine = open_ & (found.type == code)
+        for code in np.unique(cards.type[open_]).tolist():
+            mine = open_ & (cards.type == code)
             booked, taken = self._take(claim, mine)
             ok = (booked > 0) & (self.count[rows] == 0)
             ok &= booked >= (self.rules.vram if self.ask.whole else 1)
-            ok &= ram_holds(found, self.rules, booked, found.ram, found.unified)
+            ok &= ram_holds(cards, self.rules, booked, cards.ram, cards.unified)
             if not ok.any():
                 continue
-            view = self.ranker.view(found, claim, booked[:, None])
+            view = self.ranker.view(cards, claim, booked[:, None])
             if self.ask.whole:
                 value = self.scorer.taken(view, taken)
             else:
@@ -151,18 +151,18 @@ class PoolSelector(SingleWorkerSelector):
             found[r, s] = known
         return found
 
-    def eligible(self, found: Cards, rows: Ints) -> Bools:
+    def eligible(self, cards: Cards, rows: Ints) -> Bools:
         """(R, S) cards of the pool that have room, by the ledger and by the cluster's inventory."""
-        open_ = self.matching(rows) & found.usable
+        open_ = self.matching(rows) & cards.usable
         if self.ask.whole:
             capacity = self.fleet.vram_capacity[rows]
             open_ &= (
                 (self.fleet.occupancy.gpu_occupants[rows] == 0)
-                & (found.free >= capacity)
+                & (cards.free >= capacity)
                 & (capacity != UNKNOWN)
             )
         else:
-            open_ &= found.free >= self.pool.size
+            open_ &= cards.free >= self.pool.size
         return open_ & self.report.open(self.fleet, rows)
 
     # -- how many workers --------------------------------------------------------------------------------
@@ -196,11 +196,11 @@ class PoolSelector(SingleWorkerSelector):
             return None
         scores, points = self.ranker.rank(members, self.value[members])
         chosen = self.ranker.hosts(members, scores, parts, tie_break)
-        seats = tuple(
-            self.seat(w, tie_break, self.all_of(w) if n else None)
+        allocations = tuple(
+            self.allocation(w, tie_break, self.all_of(w) if n else None)
             for n, w in enumerate(members[chosen].tolist())
         )
-        choice = self.ranker.pick([Candidate(seats, self.kind)], tie_break)
+        choice = self.ranker.pick([Candidate(allocations, self.kind)], tie_break)
         also = self.ranker.others(members, scores, points, chosen, parts)
         return replace(choice, also=(*choice.also, *also))
 
@@ -208,16 +208,16 @@ class PoolSelector(SingleWorkerSelector):
         """GPUs of a worker, of whatever kind."""
         return int(np.count_nonzero(self.fleet.gpu_id[w]))
 
-    def seat(self, w: int, tie_break: int, of: int | None = None) -> GpuAllocation:
+    def allocation(self, w: int, tie_break: int, of: int | None = None) -> GpuAllocation:
         rows = np.array([w])
-        found = cards(self.fleet, rows, self.rules)
+        cards = read_cards(self.fleet, rows, self.rules)
         claim = self.claim(rows)
-        mine = self.eligible(found, rows) & (found.type == self.code[w])
+        mine = self.eligible(cards, rows) & (cards.type == self.code[w])
         booked, taken = self._take(claim, mine)
         if self.ask.whole:
             slots = self._whole(claim[0], mine[0], taken[0], tie_break)
         else:
-            values = self.scorer.cards(self.ranker.view(found, claim, booked[:, None]))[0]
+            values = self.scorer.cards(self.ranker.view(cards, claim, booked[:, None]))[0]
             best = np.where(mine[0], values, -np.inf)
             good = np.flatnonzero(best >= best.max() - EPSILON).tolist()
             slots = [good[tie_break % len(good)]]
