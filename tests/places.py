@@ -20,7 +20,8 @@ from gpustackd.placement.selectors.generic.single_worker import MultiGpuSelector
 
 def places(on: Fleet, wanted: Demand, policy: Policy) -> list[Placement]:
     """Places of the first selector on one worker that has any: each single GPU, else the GPUs of each
-    worker and type, as few as anyone needs. Raises BadRow where the model asks for something that cannot be."""
+    worker and type, as few as anyone needs. Raises BadRow where the model asks for
+    what cannot be."""
     search = Search(on, wanted, policy, rules_of(wanted))
     search.refresh()
     for selector in search.ladder.selectors:

@@ -39,12 +39,12 @@ class GpuAllocation:
     layers: int | None = None
     """Layers that a subordinate part runs."""
     offload: Offload | None = None
-    """Of the whole placement; on the main seat alone."""
+    """Of the whole placement; on the main worker's allocation only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place that was found: main seat first."""
+    """A place that was found: main worker first."""
 
     allocations: tuple[GpuAllocation, ...]
     kind: str
@@ -58,7 +58,7 @@ class Candidate:
 
 
 def part(fleet: Fleet, rules: ResourceRules, allocation: GpuAllocation) -> Part:
-    """The part of a placement that takes this seat; versions are those the decision saw."""
+    """The part of a placement that takes these GPUs; versions are those the decision saw."""
     row = fleet.row(allocation.position)
     w = allocation.position
     booked = sum(allocation.claims)

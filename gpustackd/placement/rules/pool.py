@@ -122,7 +122,7 @@ def world_of(demand: Demand) -> WorldSize | None:
 
 
 def _splits_vision(demand: Demand, backend: Engine) -> bool:
-    """Whether the engine splits the vision part with the rest, by its own flags (selectors spec 6.1)."""
+    """Whether the engine splits the vision part with the rest, by its own flags."""
     parameters = parse_flags(demand.spec.backend_parameters)
     if backend is Engine.VLLM:
         return vllm.splits_vision(demand, parameters)

@@ -25,7 +25,7 @@ class ClaimPolicy(Enum):
     """How the memory booked on one card follows from the need V."""
 
     SHARE = "share"
-    """A fixed share of the card, whatever the model needs: int(total * u)."""
+    """A fixed share of the card, whatever the model needs: int(total * share)."""
     SPLIT = "split"
     """The need, split evenly over the cards of the instance."""
     AT_LEAST = "at_least"
@@ -106,14 +106,14 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResourceRules:
-    """Sizes in bytes. `share` is u of the spec: the part of a card's memory that the engine takes."""
+    """Sizes in bytes. `share` is the part of a card's memory that the engine takes."""
 
     engine: Engine
     vram: int
     claim_policy: ClaimPolicy
     share: float = 0.0
     share_of_type: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """u per GPU type where the engine derives it from the cards."""
+    """Memory fraction per GPU type where the engine derives it from the cards."""
     share_flag: str = ""
     ram: int = 0
     """RAM that a worker must have free before it is looked at."""
@@ -139,7 +139,7 @@ class ResourceRules:
     per_worker: int = 0
     """GPUs that each of several workers gives, where the parallel sizes fix it (MindIE)."""
     kinds: frozenset[str] = frozenset()
-    """GPU types that an engine's own steps look at (MindIE)."""
+    """GPU types that an engine's own selectors look at (MindIE)."""
     pool: PoolRequest | None = None
     """What is asked of a pool of cards."""
     gguf: GgufRules | None = None
@@ -156,7 +156,7 @@ class ResourceRules:
     replicas: int = 1
 
     def memory_fraction(self, gpu_type: str) -> float:
-        """The share for one GPU type."""
+        """Part of a card of this GPU type that the engine takes, 0 to 1."""
         return self.share_of_type.get(gpu_type, self.share)
 
     def claim(self, total: int, gpu_type: str, count: int) -> int:

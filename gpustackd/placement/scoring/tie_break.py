@@ -1,7 +1,7 @@
-"""Breaks even scores: by the instance's name, so that a decision can be repeated and replicas that
-work on different instances do not all run for the same GPU.
+"""Breaks even scores: by the instance's name, so that a decision can be repeated and replicas of the daemon
+that work on different instances do not all choose the same GPU.
 
-Instances of one model usually differ in the number at the end of their names. Their turns are
+Instances of one model usually differ in the number at the end of their names. Their numbers are
 consecutive, so that even replicas that cannot see each other's decisions yet pick different places.
 """
 

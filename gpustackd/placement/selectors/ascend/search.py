@@ -1,4 +1,4 @@
-"""The steps for MindIE: NPUs of one worker, then as many NPUs from each of several workers (Ascend spec).
+"""The selectors for MindIE: NPUs of one worker, then as many NPUs from each of several workers.
 
 A worker's NPUs are taken freest first, and every worker offers one candidate. Over several workers each
 gives the same number L of NPUs; of all L that serve, the one that needs the fewest workers is taken.

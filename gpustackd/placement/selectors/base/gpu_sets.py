@@ -1,4 +1,4 @@
-"""Several GPUs of one worker: how many, and in which order they are taken (selectors spec 9.3, step 3)."""
+"""Several GPUs of one worker: how many, and in which order they are taken."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _holds(rules: ResourceRules, sums: Ints, free: Ints) -> Bools:
 
 
 def _by_groups(cards: Cards, rules: ResourceRules, code: int, load: NDArray[Any] | None) -> Several:
-    """Cards with about the same free memory only, the smallest group that serves (selectors spec 10.3)."""
+    """Cards with about the same free memory only, the smallest group that serves."""
     enough, _ = portions(cards, rules)
     grouped = (cards.type == code) & cards.usable & enough  # a card that is too full takes no part
     most = np.where(grouped, cards.free, 0).max(axis=1)

@@ -62,7 +62,7 @@ class PickedGpus:
     used: tuple[PickedGpu, ...]
     over: bool
     effective: int
-    """VRAM that the selection really offers, as the spec's table counts it."""
+    """Bytes of VRAM that the selection can really book."""
 
 
 def resolve(fleet: Fleet, ids: Sequence[GpuId], rules: ResourceRules, bits: NDArray[np.uint16]) -> Selection:
@@ -125,8 +125,8 @@ def _satisfied(rules: ResourceRules, free: int, total: int, u: float, claim: int
 def candidates(
     cards: Sequence[PickedGpu], rules: ResourceRules, fleet: Fleet, busy: Sequence[int], tie_break: int
 ) -> list[PickedGpus]:
-    """Every way to use these cards, in the order of the spec. `busy` are positions of workers that may not
-    take part in a placement over several workers."""
+    """Every way to use these cards, in the order in which they are preferred. `busy` are positions of workers
+    that may not take part in a placement over several workers."""
     found: list[PickedGpus] = []
     count = max(rules.gpu_count, 1)
     kinds = list(dict.fromkeys(c.type for c in cards))

@@ -1,4 +1,4 @@
-"""The step for several workers: all GPUs of one type of each.
+"""The selector for several workers: all GPUs of one type of each.
 
 Workers with as many GPUs of the type, and with as much to book on them, form a class; the members of a class
 are alike, so that only its size decides whether it serves. The class that needs the fewest workers is

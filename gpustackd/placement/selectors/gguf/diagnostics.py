@@ -1,4 +1,5 @@
-"""What is missing for a GGUF model: for each step the nearest place, what binds there, and by how much."""
+"""What is missing for a GGUF model: for each selector the nearest place, what binds there, and by how
+much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The step for hand-picked GPUs of a GGUF model: only these, and all of them (or as many as a replica takes).
+"""The selector for hand-picked GPUs of a GGUF model: only these, and all of them (or as many as a replica
+takes).
 
 On one worker they hold all layers, or some where that is allowed; on several, one worker is the main one and
 the other GPUs are served to it.

@@ -1,5 +1,5 @@
-"""The step for GGUF models whose layers lie on several GPUs of one worker, and what it shares with the one
-that keeps some of them in RAM."""
+"""The selector for GGUF models whose layers lie on several GPUs of one worker, and what it shares with the
+one that keeps some of them in RAM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEW = 1000
 
 
 class SeveralGpusSelector(LayeredSelector):
-    """What the steps with several GPUs of one worker share. What a worker offers is known about, by what
+    """What the selectors with several GPUs of one worker share. What a worker offers is known about, by what
     layers add; exact sizes are asked for the workers alone that are the best by that."""
 
     def allocate(self, size: int) -> None:
@@ -82,7 +82,7 @@ class SeveralGpusSelector(LayeredSelector):
     def allocated(
         self, cards: Cards, r: int, slots: Sequence[int], choosing: Choosing | None
     ) -> GpuAllocation | None:
-        """The seat for a plan; None where the worker's RAM does not do."""
+        """The allocation of a plan; None where the worker has not enough RAM."""
         if choosing is None:
             return None
         plan = choosing.plan

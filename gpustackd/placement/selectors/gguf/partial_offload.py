@@ -1,4 +1,4 @@
-"""The step for GGUF models of which some layers lie on GPUs of one worker, the others in its RAM."""
+"""The selector for GGUF models of which some layers lie on GPUs of one worker, the others in its RAM."""
 
 from __future__ import annotations
 

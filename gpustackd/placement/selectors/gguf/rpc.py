@@ -1,4 +1,5 @@
-"""The step for GGUF models over several workers: a main worker, and GPUs of others served to it one by one.
+"""The selector for GGUF models over several workers: a main worker, and GPUs of others served to it one by
+one.
 
 Remote GPUs come first among the devices, the largest first; they are added until the layers fit, then each is
 left out once to see whether it was needed. Every worker is tried as the main one, the one that offers most
@@ -194,7 +195,7 @@ class RpcSelector(Uncached):
 
 
 def _asked(devices: Sequence[OfferedGpu], main: Main) -> tuple[list[Room], list[int]]:
-    """Devices as a planner takes them, and the order in which they are given up, the last first."""
+    """Devices as a splitter takes them, and the order in which they are given up, the last first."""
     order = sorted(
         range(len(devices)), key=lambda i: (-devices[i].room, devices[i].position != main.position, i)
     )
@@ -209,7 +210,7 @@ def holds_ram(main: Main, plan: LayerSplit, own: int) -> bool:
 
 
 def allocations(layout: RpcLayout, asked: GgufRules, remote_ram: int) -> tuple[GpuAllocation, ...]:
-    """The main seat, then one for every remote GPU."""
+    """The main worker's allocation, then one for every remote GPU."""
     plan, far = layout.plan, len(layout.remotes)
     unified = layout.main.unified
     main = GpuAllocation(

@@ -1,9 +1,8 @@
-"""Steps for GGUF models that stay on one worker and divide nothing: one GPU, or none.
+"""Selectors for GGUF models that stay on one worker and divide nothing: one GPU, or none.
 
-Each keeps the best offer of every worker and looks again only at those that changed, as all steps do. GPUs of
-one worker are used in the order of their indexes, so that it is the same whatever the runtime makes of a list
-of visible devices.
-"""
+Each keeps the best offer of every worker and looks again only at those that changed, as all selectors do.
+GPUs of one worker are used in the order of their indexes, so that it is the same whatever the runtime makes
+of a list of visible devices."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from gpustackd.placement.selectors.gguf.layer_split import LayerSplitter
 
 
 class LayeredSelector(SingleWorkerSelector):
-    """What the steps share: the offer of a worker is kept as a seat."""
+    """What the selectors share: the offer of a worker is kept as an allocation."""
 
     def __init__(self, context: PlacementContext, ranker: Ranker, splitter: LayerSplitter) -> None:
         super().__init__(context, ranker)

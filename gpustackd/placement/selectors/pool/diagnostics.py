@@ -1,4 +1,4 @@
-"""Why a pool does not serve: exactly one cause, the first that applies (vGPU spec B.5, whole-card spec)."""
+"""Why a pool does not serve: exactly one cause, the first that applies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster reports of its nodes' cards, held against what is asked of a pool (vGPU spec B.3).
+"""What a cluster reports of its nodes' cards, held against what is asked of a pool.
 
 Without a report nothing is held against a node: the ledger alone decides.
 """
@@ -23,7 +23,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class NodeReport:
     """The inventory of one cluster (`nodes` None = it reports nothing), for one demand on one pool."""
 
     ask: PoolRequest
@@ -60,7 +60,7 @@ class Report:
                 allowed[r] = np.isin(indexes, [a.index for a in fit if a.index is not None])
         return allowed
 
-    def changed(self, since: Report, fleet: Fleet) -> Ints:
+    def changed(self, since: NodeReport, fleet: Fleet) -> Ints:
         """Positions of the workers of which something else is reported than before."""
         old, new = since.nodes, self.nodes
         if old is None or new is None:

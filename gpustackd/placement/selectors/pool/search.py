@@ -1,4 +1,4 @@
-"""The step for pools of cards: slices, partitions or whole cards that `gpu_type_selector` asks for.
+"""The selector for pools of cards: slices, partitions or whole cards that `gpu_type_selector` asks for.
 
 A matching card is picked, by the ledger and by what the cluster reports of its nodes, and booked. A whole
 card must be untouched, and all of it is booked, so that nothing else comes to sit on it. A worker gives one
@@ -23,7 +23,7 @@ from gpustackd.placement.rules.resource_rules import PoolRequest
 from gpustackd.placement.scoring.ranker import EPSILON, Ranker
 from gpustackd.placement.scoring.tie_break import block
 from gpustackd.placement.selectors.base.fleet_selector import SingleWorkerSelector
-from gpustackd.placement.selectors.pool.inventory import Report, problem
+from gpustackd.placement.selectors.pool.inventory import NodeReport, problem
 
 FURTHER = 4096
 """Numbers of parts that are tried beyond the fewest: no fleet has as many workers to give one each."""
@@ -52,7 +52,7 @@ class PoolSelector(SingleWorkerSelector):
         self.ask: PoolRequest = ask
         self.pools: Pools | None = None
         self.pool = Pool(None)
-        self.report = Report(ask, None, None)
+        self.report = NodeReport(ask, None, None)
         self._known: dict[tuple[str | None, str | None], bool] = {}
 
     def allocate(self, size: int) -> None:
@@ -83,8 +83,8 @@ class PoolSelector(SingleWorkerSelector):
         if len(rows):
             self.compute(rows, rows[self.context.bits[rows] == 0])
 
-    def _reported(self, pool: Pool, pools: Pools) -> Report:
-        return Report(self.ask, pool.type, pools.nodes(self.context.demand.spec.cluster_id))
+    def _reported(self, pool: Pool, pools: Pools) -> NodeReport:
+        return NodeReport(self.ask, pool.type, pools.nodes(self.context.demand.spec.cluster_id))
 
     def _look_up(self, pools: Pools) -> Pool:
         found = pools.named(self.ask.type, self.context.demand.spec.cluster_id)
