@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 def apply(
     file: Annotated[
-        list[Path], typer.Option("--file", "-f", help="YAML or JSON; - is standard input. May be repeated.")
+        list[Path],
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="YAML or JSON; - is standard input. May be repeated."
+        ),
     ],
     output: FormOption = Form.TEXT,
     config: ConfigOption = None,

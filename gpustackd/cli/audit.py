@@ -8,11 +8,13 @@ import typer
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
 from gpustackd.cli.output import console, print_json, print_table
 
+_COUNTED = {"gpus": "GPUs", "over_committed": "over-committed"}
+
 
 def audit(
     output: FormOption = Form.TEXT, config: ConfigOption = None, database_url: DatabaseOption = None
 ) -> None:
-    """Recompute every rule of the tables.
+    """Recompute every rule that the tables must hold.
 
     In one snapshot. Exit 1 where a rule is broken.
 
@@ -50,6 +52,6 @@ def audit(
         if result.breaches:
             out.print()
             print_table(out, ["RULE", "WHERE", "HOW"], [(b.rule, b.what, b.how) for b in result.breaches])
-        out.print("\n" + ", ".join(f"{n} {name.replace('_', '-')}" for name, n in result.counts.items()))
+        out.print("\n" + ", ".join(f"{n} {_COUNTED.get(name, name)}" for name, n in result.counts.items()))
     if not result.clean:
         raise typer.Exit(1)

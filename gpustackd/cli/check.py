@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, load_settings
-from gpustackd.cli.output import console, print_json
+from gpustackd.cli.output import console, print_json, print_text
 from gpustackd.errors import DatabaseUnavailable, WrongRevision
 from gpustackd.redaction import mask_url
 
@@ -32,9 +32,9 @@ class Result:
 def check(
     output: FormOption = Form.TEXT, config: ConfigOption = None, database_url: DatabaseOption = None
 ) -> None:
-    """Can a daemon work with these settings and this database?
+    """Check settings, database, rights, schema and notifications.
 
-    Checks settings, database, rights, schema and notifications, and says what to fix.
+    Says whether a daemon can work with these settings and this database, and what to fix where it cannot.
 
     Exit 2 for settings, 3 for the database or its schema, 1 where only notifications do not arrive.
 
@@ -52,9 +52,9 @@ def check(
         for r in results:
             mark = "[green]ok  [/]" if r.ok else "[red]FAIL[/]"
             out.print(f"{mark} {r.name:14}", end="")
-            out.print(r.detail, markup=False)
+            print_text(out, r.detail, " " * 20, "")
             if r.remedy:
-                out.print(f"{'':20}next: {r.remedy}", markup=False)
+                print_text(out, r.remedy, " " * 26, f"{'':20}next: ")
     if codes:
         raise typer.Exit(max(codes))
 

@@ -20,10 +20,13 @@ from gpustackd.demo.narration import Narration
 def demo(
     directory: Annotated[
         Path | None,
-        typer.Argument(help="Keep database, models and logs here. [default: a temporary directory, removed]"),
+        typer.Argument(
+            metavar="DIR",
+            help="Keep database, models and logs here. [default: a temporary directory, removed]",
+        ),
     ] = None,
 ) -> None:
-    """The main job on real input, everything included.
+    """Show the main job on real input, everything included.
 
     Places sixty instances of public models on an example fleet, with three daemons, one of them killed.
 

@@ -47,16 +47,23 @@ def estimate(
         ),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", help="vLLM (the default), SGLang, MindIE, …")
+        str | None,
+        typer.Option(
+            "--backend", metavar="NAME", help="vLLM, SGLang, MindIE, …. [default: vLLM; Custom for GGUF]"
+        ),
     ] = None,
     param: Annotated[
-        list[str] | None, typer.Option("--param", help="One engine flag, as in --param=--max-model-len=8192.")
+        list[str] | None,
+        typer.Option("--param", metavar="FLAG", help="An engine flag, as in the example. May be repeated."),
     ] = None,
     category: Annotated[
-        list[str] | None, typer.Option("--category", help="llm, embedding, …. [default: detected]")
+        list[str] | None,
+        typer.Option(
+            "--category", metavar="NAME", help="llm, embedding, …. May be repeated. [default: detected]"
+        ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit of the repository.")
+        str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of the repository.")
     ] = None,
     card: Annotated[
         str | None,
@@ -71,7 +78,8 @@ def estimate(
         int | None, typer.Option("--devices", min=1, max=15, help="GGUF: number of GPUs. [default: 1]")
     ] = None,
     tensor_split: Annotated[
-        str | None, typer.Option("--tensor-split", help="GGUF: shares of the GPUs, as in 3,1.")
+        str | None,
+        typer.Option("--tensor-split", metavar="SHARES", help="GGUF: shares of the GPUs, as in 3,1."),
     ] = None,
     n_outputs: Annotated[
         int | None,
@@ -85,12 +93,12 @@ def estimate(
     output: FormOption = Form.TEXT,
     config: ConfigOption = None,
 ) -> None:
-    """What a model needs, part by part; needs no database.
+    """Estimate what a model needs, part by part, without a database.
 
     For a GGUF file also at every number of layers on GPUs. Exit 1 where the size of the model is not known,
     where it fits on no number of the cards that --card describes, or where its engine would not start.
 
-    Example: gpustackd estimate Qwen/Qwen2.5-7B-Instruct --param=--tensor-parallel-size=2
+    Example: gpustackd estimate Qwen/Qwen3-8B --param=--max-model-len=8192
     """
     spec = spec_of(model, source, backend, param or (), category or (), revision)
     memory = None if card is None else _card_memory(card)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from gpustackd.cli.output import print_table, size_of
+from gpustackd.cli.output import print_table, print_text, size_of
 
 if TYPE_CHECKING:
     from gpustackd.estimate.breakdown import Breakdown
@@ -123,4 +123,4 @@ def show_cards(out: Console, cards: OnCards) -> None:
 def _show_claim(out: Console, claim: str, warnings: Sequence[str]) -> None:
     out.print(f"\nall GPUs together must offer {claim}", style="bold")
     for warning in warnings:
-        out.print(f"note: {warning}", markup=False)
+        print_text(out, warning, "      ", "note: ")

@@ -36,12 +36,12 @@ MISSES_SHOWN = 3
 
 
 def explain(
-    instance: Annotated[str, typer.Argument(help="The instance's name.")],
+    instance: Annotated[str, typer.Argument(metavar="NAME", help="The instance.")],
     output: FormOption = Form.TEXT,
     config: ConfigOption = None,
     database_url: DatabaseOption = None,
 ) -> None:
-    """Why an instance is where it is, or why it waits.
+    """Say why an instance is where it is, or why it waits.
 
     For one that waits: the reasons, the nearest miss, when it is tried again, and the smallest changes that
     would make it fit. Each change was checked by deciding with it; nothing is written.

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gpustackd.cli.output import as_list, gib, moment, on_gpus, print_table, state
+from gpustackd.cli.output import as_list, gib, moment, on_gpus, print_table, print_text, state
 from gpustackd.domain.lifecycle import InstanceState
 
 Row = Mapping[str, Any]
@@ -36,7 +36,7 @@ def _show_state(out: Console, answer: Row) -> None:
     """What a worker reported of an instance that has a place, and what will happen to it."""
     placement = answer["placement"]
     for line in (answer.get("state_message") or "").strip().splitlines():
-        out.print(f"  {line}", markup=False)
+        print_text(out, line)
     failures, restarts = placement.get("failures") or 0, placement.get("restart_count") or 0
     if failures or restarts:
         out.print(f"  failed here {_times(failures)}, restarted {_times(restarts)} since it last was stable")
@@ -68,9 +68,9 @@ def _show_placement(out: Console, placement: Row) -> None:
     if placement["candidates"]:
         out.print("\nBest candidates (the first was chosen):")
         for n, candidate in enumerate(placement["candidates"], 1):
-            out.print(f"  {n}. {candidate_words(candidate)}", markup=False)
+            print_text(out, candidate_words(candidate), "     ", f"  {n}. ")
         if placement["won"]:
-            out.print(f"  {placement['won']}", markup=False)
+            print_text(out, placement["won"])
 
 
 def _show_waiting(out: Console, answer: Row) -> None:
@@ -79,7 +79,7 @@ def _show_waiting(out: Console, answer: Row) -> None:
         out.print(f"  it would fit now, on {_where(waiting['fits_now'])}", markup=False)
     elif waiting["message"]:
         for line in waiting["message"].strip().splitlines():
-            out.print(f"  {line}", markup=False)
+            print_text(out, line)
     if not waiting["message"] or waiting["fits_now"]:
         if not answer["history"]:
             out.print("  no daemon has looked at it yet; is one running? (`gpustackd run`)")
@@ -87,26 +87,23 @@ def _show_waiting(out: Console, answer: Row) -> None:
             return
     _show_pool(out, waiting["pool"])
     for n, miss in enumerate(waiting["misses"]):
-        out.print(f"{'Nearest miss: ' if not n else '         then: '}{miss['text']}",
-                  markup=False)  # fmt: skip
+        print_text(out, miss["text"], " " * 14, "         then: " if n else "Nearest miss: ")
     _show_suggestions(out, waiting)
     if waiting["ahead"]:
         count = waiting["ahead"]
         ahead = f"{count} waiting instances are" if count > 1 else "1 waiting instance is"
         out.print(f"\n{ahead} ahead of it in the queue.")
-    if waiting["next_attempt_at"]:
-        out.print(f"\nTried again at {moment(waiting['next_attempt_at'])},", markup=False)
-        out.print(f"or {waiting['tried_again']}.")
-    else:
-        out.print(f"\nTried again {waiting['tried_again']}.")
+    at = f"at {moment(waiting['next_attempt_at'])}, or " if waiting["next_attempt_at"] else ""
+    out.print()
+    print_text(out, f"Next try {at}{waiting['tried_again']}.", "")
 
 
 def _show_suggestions(out: Console, waiting: Row) -> None:
     if waiting["suggestions"]:
         out.print("\nAny one of these changes would make it fit, smallest first (each was checked):")
         for n, one in enumerate(waiting["suggestions"], 1):
-            out.print(f"  {n}. {one['text']}", markup=False)
-            out.print(f"     it would go to {_where(one['placement'])}", markup=False, style="dim")
+            print_text(out, one["text"], "     ", f"  {n}. ")
+            out.print(f"     then on {_where(one['placement'])}", markup=False, style="dim")
     elif waiting["advised"]:
         out.print("\nNone of the single changes that were checked would make it fit.")
 

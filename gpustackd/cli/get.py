@@ -27,9 +27,12 @@ class ResourceKind(StrEnum):
 
 
 def get(
-    kind: Annotated[ResourceKind, typer.Argument(help="What to list.")],
+    kind: Annotated[ResourceKind, typer.Argument(metavar="KIND", help="What to list.")],
     name: Annotated[
-        str | None, typer.Argument(help="Only this one; a GPU is worker:type:index, or all of a worker.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Only this one; a GPU is WORKER:TYPE:INDEX, or WORKER for all of its GPUs."
+        ),
     ] = None,
     output: OutputOption = Output.TABLE,
     config: ConfigOption = None,

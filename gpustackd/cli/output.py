@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.cells import cell_len
@@ -67,6 +68,25 @@ def print_table(
             gap = " " * (width - cell_len(cell))
             padded.append(gap + cell if heading in right else cell + gap)
         out.out("  ".join(padded).rstrip(), highlight=False)
+
+
+def print_text(out: Console, text: str, indent: str = "  ", first: str | None = None) -> None:
+    """A sentence or an item (`- …`) behind an indent (`first` for its first line), wrapped at words in a
+    terminal; elsewhere one line, however long."""
+    start = indent if first is None else first
+    lines = [start + text]
+    if out.is_terminal:
+        hanging = indent + "  " if text.startswith("- ") else indent
+        lines = wrap(
+            text,
+            max(out.width, 40),
+            initial_indent=start,
+            subsequent_indent=hanging,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    for line in lines:
+        out.out(line, highlight=False)
 
 
 def state(word: str) -> Text:

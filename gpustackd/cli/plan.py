@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 def plan(
     file: Annotated[
-        list[Path], typer.Option("--file", "-f", help="YAML or JSON; - is standard input. May be repeated.")
+        list[Path],
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="YAML or JSON; - is standard input. May be repeated."
+        ),
     ],
     output: FormOption = Form.TEXT,
     config: ConfigOption = None,
     database_url: DatabaseOption = None,
 ) -> None:
-    """What would happen if these documents were applied now.
+    """Show what would happen if documents were applied now.
 
     Every instance that they ask for (ModelInstance documents, and the missing replicas of Model documents) is
     placed on a copy of the present fleet, by the same code that daemons run. Nothing is written. Exit 1 where

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gpustackd.cli.fleet_picture import legend, picture
-from gpustackd.cli.output import first_line, gib, on_gpus, print_table
+from gpustackd.cli.fleet_picture import WIDTH, legend, picture
+from gpustackd.cli.output import first_line, gib, on_gpus, print_table, print_text
 
 Row = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def show(out: Console, answer: Row) -> None:
     for message, several in _by_message(answer["unplaced"]).items():
         out.print(f"{_listed(several)} no place:", markup=False)
         for line in message.splitlines():
-            out.print(f"  {line}", markup=False)
+            print_text(out, line)
         out.print()
     models = [
         (
@@ -49,7 +49,7 @@ def show(out: Console, answer: Row) -> None:
     _show_others(out, answer["others"])
     _show_left(out, answer)
     for warning in answer["warnings"]:
-        out.print(f"note: {first_line(warning, 300)}", markup=False)
+        print_text(out, first_line(warning, 300), "      ", "note: ")
     fits = "everything fits" if answer["fits"] else "not everything fits"
     out.print(f"\n{fits}; nothing was written", style="bold")
 
@@ -87,7 +87,8 @@ def _show_left(out: Console, answer: Row) -> None:
     if shown:
         names = {w["name"] for w in shown}
         out.print("\nThe fleet would be:" if len(shown) == len(workers) else "\nThese workers would be:")
-        out.print(picture(shown, [g for g in gpus if g["worker"] in names]))
+        width = min(out.width, WIDTH)
+        out.print(picture(shown, [g for g in gpus if g["worker"] in names], width))
         out.print(legend(gpus), style="dim")
     rows = [
         (k["name"] or k["type"], k["gpus"], k["open"], k["untouched"], gib(k["free_bytes"]))

@@ -23,7 +23,7 @@ def run(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIR]",
+            metavar="DIR",
             help="With --embedded: directory of the data. [default: ~/.local/share/gpustackd]",
         ),
     ] = None,
@@ -35,15 +35,19 @@ def run(
         typer.Option("--http", metavar="HOST:PORT", help="Address for health and metrics, or off."),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info, warning or error.")
+        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
-    log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or text.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or text.")
+    ] = None,
     replica: Annotated[
         str | None,
-        typer.Option("--replica", help="Its name in logs and records. [default: host and process id]"),
+        typer.Option(
+            "--replica", metavar="NAME", help="Its name in logs and records. [default: host and process id]"
+        ),
     ] = None,
 ) -> None:
-    """The daemon, in the foreground until SIGTERM or SIGINT.
+    """Run the daemon in the foreground until SIGTERM or SIGINT.
 
     Any number of them can run on one database.
 

@@ -47,7 +47,9 @@ def worker(
     ] = None,
     ip: Annotated[
         str | None,
-        typer.Option("--ip", help="Address of this host. [default: the one its default route uses]"),
+        typer.Option(
+            "--ip", metavar="ADDRESS", help="Address of this host. [default: the one its default route uses]"
+        ),
     ] = None,
     delay: Annotated[
         float | None,
@@ -66,22 +68,26 @@ def worker(
         typer.Option("--fail-message", metavar="TEXT", help="With --simulate: message of starts that fail."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="With --simulate: makes the same starts fail again.")
+        int | None,
+        typer.Option("--seed", metavar="NUMBER", help="With --simulate: makes the same starts fail again."),
     ] = None,
     config: ConfigOption = None,
     database_url: DatabaseOption = None,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", help="debug, info, warning or error.")
+        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
-    log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or text.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or text.")
+    ] = None,
 ) -> None:
-    """This host as a worker, or simulated workers, until SIGTERM or SIGINT.
+    """Run this host as a worker, or simulate workers.
 
-    Registers this host's RAM, CPU architecture and NVIDIA GPUs and sends its heartbeats; it starts no
-    engines. With --simulate it sends the heartbeats of workers that exist (or that --create makes up) and
-    reports the instances placed there as INITIALIZING, DOWNLOADING, STARTING and RUNNING, or as failed.
+    Runs until SIGTERM or SIGINT. Registers this host's RAM, CPU architecture and NVIDIA GPUs and sends its
+    heartbeats; it starts no engines. With --simulate it sends the heartbeats of workers that exist (or that
+    --create makes up) and reports the instances placed there as INITIALIZING, DOWNLOADING, STARTING and
+    RUNNING, or as failed.
 
-    Example: gpustackd worker --simulate node-1 node-2 --create --gpus 8x80GiB --ram 512GiB
+    Example: gpustackd worker --simulate node-1 node-2 --create --gpus 8x80GiB
     """
     given = list(dict.fromkeys(names or []))
     only_simulated = {

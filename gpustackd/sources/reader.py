@@ -222,7 +222,7 @@ class Reader:
             except PathAbsent:
                 if copy > 0:
                     return copy
-                by_worker, _ = await self._workers.weight_size(self._hosts(spec), origin.name, spec.name)
+                by_worker, _ = await self._workers.weight_size(self._hosts(spec), origin.name)
                 return by_worker
         except ModelUnreadable as e:
             parts.warnings.append(f"{what} {origin.name} is not counted: {e.problem}")
@@ -239,10 +239,10 @@ class Reader:
             await self._probe_on_workers(spec, hosts, path, parts)
 
         async def config() -> None:
-            parts.config, _ = await self._workers.json_file(hosts, f"{path}/{CONFIG}", spec.name)
+            parts.config, _ = await self._workers.json_file(hosts, f"{path}/{CONFIG}")
 
         async def weights() -> None:
-            parts.weight_bytes, _ = await self._workers.weight_size(hosts, path, spec.name)
+            parts.weight_bytes, _ = await self._workers.weight_size(hosts, path)
 
         async def read_weights() -> None:
             if (e := await _error_of(weights)) is not None:
@@ -255,7 +255,7 @@ class Reader:
         """Whether the path is a pipeline of diffusers, as far as a worker says so in time."""
 
         async def probe() -> None:
-            index, _ = await self._workers.json_file(hosts, f"{path}/{MODEL_INDEX}", spec.name)
+            index, _ = await self._workers.json_file(hosts, f"{path}/{MODEL_INDEX}")
             parts.is_diffusers = is_diffusers_index(index)
 
         async def probe_in_time() -> None:

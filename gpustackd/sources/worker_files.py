@@ -97,7 +97,7 @@ class WorkerFiles:
         """Close the connections."""
         await self._client.aclose()
 
-    async def json_file(self, hosts: Hosts, path: str, model: str) -> tuple[Mapping[str, Any], str]:
+    async def json_file(self, hosts: Hosts, path: str) -> tuple[Mapping[str, Any], str]:
         """The JSON object at `path` from whichever worker answers first, and that worker's name. Raise
         ModelUnreadable (retryable) with each worker's reason (three of them) where none has it."""
 
@@ -110,9 +110,9 @@ class WorkerFiles:
                 raise _NoAnswer("answers with something other than a JSON object")
             return document
 
-        return await self._first(hosts, ask, path, model)
+        return await self._first(hosts, ask, path)
 
-    async def weight_size(self, hosts: Hosts, path: str, model: str) -> tuple[int, str]:
+    async def weight_size(self, hosts: Hosts, path: str) -> tuple[int, str]:
         """Bytes of the weights below `path`, and the name of the worker that said so. An answer of 0 bytes
         counts as "has none". Raise ModelUnreadable (retryable) where no worker has any."""
 
@@ -127,7 +127,7 @@ class WorkerFiles:
                 raise _NoAnswer("has no weights there")
             return size
 
-        return await self._first(hosts, ask, path, model)
+        return await self._first(hosts, ask, path)
 
     async def exists(self, host: WorkerHost, path: str) -> bool:
         """Whether a worker has the path. Raise ModelUnreadable (retryable) where it does not say."""
@@ -141,11 +141,11 @@ class WorkerFiles:
         return isinstance(document, dict) and document.get("exists") is True
 
     async def _first(
-        self, hosts: Hosts, ask: Callable[[WorkerHost], Awaitable[T]], path: str, model: str
+        self, hosts: Hosts, ask: Callable[[WorkerHost], Awaitable[T]], path: str
     ) -> tuple[T, str]:
         """The first answer that counts, and the name of the worker that gave it."""
         if not hosts.hosts:
-            raise _nobody(hosts, path, model)
+            raise _nobody(hosts, path)
         winner: list[tuple[T, str]] = []
         reasons: dict[str, str] = {}
         limit = anyio.Semaphore(AT_ONCE)
@@ -175,7 +175,7 @@ class WorkerFiles:
         listed = [f"{name}: {reason}" for name, reason in reasons.items()]
         raise ModelUnreadable(
             "workers_silent",
-            f"{path} of {model} could not be read from {_count(len(hosts.hosts))}: {_some(listed)}",
+            f"{path} could not be read from {_count(len(hosts.hosts))}: {_some(listed)}",
             "check that a worker has the path and that its file API can be reached",
             retryable=True,
         )
@@ -211,9 +211,9 @@ _STATUS_MEANING = {
 }  # fmt: skip
 
 
-def _nobody(hosts: Hosts, path: str, model: str) -> ModelUnreadable:
+def _nobody(hosts: Hosts, path: str) -> ModelUnreadable:
     because = f"no worker can be asked: {_some(hosts.dropped)}" if hosts.dropped else "there are no workers"
-    problem = f"{path} of {model} is not on this host, and {because}"
+    problem = f"{path} is not on this host, and {because}"
     remedy = "put the files where this process or a worker can read them"
     return ModelUnreadable("no_workers", problem, remedy, retryable=True)
 

@@ -79,7 +79,7 @@ def test_a_waiting_instance_shows_reasons_pool_and_when_it_is_tried_again(
     assert answer["waiting"]["reasons"] == WAITING["reasons"]
     text = text_of(answer, capsys)
     assert "- 3 workers do not carry the labels wanted (zone=a)" in text
-    assert "Tried again at 2026-01-01 00:01:00 UTC" in text
+    assert "Next try at 2026-01-01 00:01:00 UTC" in text
 
 
 def test_an_instance_that_nobody_looked_at_points_at_the_daemon(capsys: pytest.CaptureFixture[str]) -> None:
