@@ -107,7 +107,7 @@ async def file_from_workers(
     async with api:
         files = WorkerFiles()
         try:
-            document, winner = await files.json_file(api.hosts(), path, "model")
+            document, winner = await files.json_file(api.hosts(), path)
             assert document == content
         except ModelUnreadable as error:
             problem = str(error)
