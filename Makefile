@@ -8,8 +8,8 @@ BIN := .venv/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
   command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
   && { echo $$p; break; }; done)
-# Tests running at once; PostgreSQL works beside them.
-JOBS ?= 2
+# Tests running at once: more than there are cores, since they wait more than they work.
+JOBS ?= 3
 # More arguments for pytest, such as ARGS='-k embedded -x'.
 ARGS ?=
 IMAGE ?= gpustackd:dev

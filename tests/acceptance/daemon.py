@@ -44,7 +44,6 @@ class Daemon:
         self._lines: deque[Line] = deque(maxlen=keep)
         self._events: Counter[str] = Counter()
         self._faults: list[str] = []
-        self._address = ""
         self._news = anyio.Event()
 
     # -- its log --------------------------------------------------------------------------------------
@@ -78,8 +77,6 @@ class Daemon:
         self._events[event] += 1
         line.number = self._events.total()
         self._lines.append(line)
-        if event == "daemon.started":
-            self._address = str(line.get("http", ""))
         if event in {"daemon.error", "http.error"} or "exception" in line or "Traceback" in text:
             self._faults.append(text)
 
@@ -195,8 +192,9 @@ class Daemon:
     # -- looking at it from outside ----------------------------------------------------------------------
 
     async def get(self, path: str, timeout: float = PATIENCE) -> tuple[int, str]:
-        """One HTTP GET: status and body."""
-        host, _, port = self._address.rpartition(":")
+        """One HTTP GET, once it serves: status and body."""
+        started = await self.logged("daemon.started", timeout=START)
+        host, _, port = str(started["http"]).rpartition(":")
         return await soon(_get(host, int(port), path), f"{self.name} answers GET {path}", timeout)
 
     async def readiness(self, status: int) -> dict[str, Any]:

@@ -58,8 +58,9 @@ async def test_windows_open_and_close_by_the_calendar_and_hold_against_other_han
         await site.update("models", model, replicas=4)  # a number by hand does not hold
         await number(site, model, 2)
         # a window that closes by itself: nobody says anything at that moment
-        await site.update("models", model, scaling_schedule=planned(await closing(site, 8, 3)))
+        await site.update("models", model, scaling_schedule=planned(await closing(site, 600, 3)))
         await number(site, model, 3)
+        await site.update("models", model, scaling_schedule=planned(await closing(site, 4, 3)))
         await number(site, model, 1, 12)
         # paused it stops, and a number by hand holds
         await site.update("models", model, scaling_schedule=planned(ALWAYS, paused=True))
