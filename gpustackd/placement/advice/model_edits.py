@@ -1,25 +1,30 @@
 """Edits of the model that could help it to a place: parallel sizes, context, offload, selectors.
 
-Each is only an idea: whether it helps is for a trial to say. The share of a card is in `shares`.
+Each is only an idea: whether it helps is for a trial to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from gpustackd.domain.demand import Demand, Engine
+from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import GpuSelector, ModelSpec
 from gpustackd.engines import sglang, vllm
-from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.flags import is_key, parse_flags
 from gpustackd.errors import BadRow
 from gpustackd.placement.advice.changes import EditModel
-from gpustackd.placement.advice.flag_edits import with_flag, without_flag
+from gpustackd.placement.context.cards import Cards, read_cards
 from gpustackd.placement.filters.labels import structured as structured_selector
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
+from gpustackd.placement.search import Search
 
 SIZES = (1, 2, 4, 8, 16, 32)
 """Parallel sizes that are tried."""
@@ -39,6 +44,19 @@ LENGTH: Mapping[Engine, tuple[str, ...]] = {
     Engine.MINDIE: ("max-seq-len",),
     Engine.GGUF: ("ctx-size", "c"),
 }
+FRACTION_FLAGS: Mapping[Engine, str] = {
+    Engine.VLLM: vllm.SHARE,
+    Engine.SGLANG: sglang.FRACTION,
+    Engine.MINDIE: "npu-memory-fraction",
+    Engine.CUSTOM: vllm.SHARE,
+}
+LEAST, MOST = 5, 98
+"""Percent: engines need a little besides what they are told to take."""
+LOOKED_AT = 512
+"""Workers."""
+STEPS = 4
+"""Values tried on either side."""
+
 LAYERS = ("gpu-layers", "n-gpu-layers", "ngl")
 
 
@@ -198,3 +216,121 @@ class Editor:
             return parse_flags(self.spec.backend_parameters).integer(*names)
         except BadRow:
             return None
+
+
+def shares(search: Search, editor: Editor) -> Iterator[EditModel]:
+    """Edits of the share, the nearest to what it is now first."""
+    rules, flag = search.context.rules, FRACTION_FLAGS.get(search.context.rules.engine)
+    if flag is None or rules.claim_policy not in (ClaimPolicy.SHARE, ClaimPolicy.AT_LEAST):
+        return
+    if rules.engine is Engine.CUSTOM and not _given(search):
+        return
+    now = max((*rules.share_of_type.values(), rules.share), default=0.0)
+    if now <= 0:
+        return
+    kinds = search.ladder.kinds
+    known = bool({"one_gpu", "one_worker"} & kinds) and rules.engine is not Engine.MINDIE
+    below = list(range(min(int(now * 100 + 0.5), MOST + 1) - 1, LEAST - 1, -1))
+    above = list(range(max(int(now * 100 + 0.5), LEAST - 1) + 1, MOST + 1))
+    if known:
+        cards = read_cards(search.context.fleet, _emptiest(search), rules)
+        down = [p for p in below if _could(search, cards, p / 100, kinds)][:STEPS]
+        up = [p for p in above if _could(search, cards, p / 100, kinds)][:STEPS]
+    else:  # no figures of our own: a few values further and further away
+        down, up = below[4 : 5 * STEPS : 5], above[4 : 5 * STEPS : 5]
+    for percent in sorted([*down, *up], key=lambda p: abs(p / 100 - now)):
+        value = percent / 100
+        text = f"set --{flag} to {value:g} (it is {now:g})"
+        cost = 3.4 + abs(value - now)
+        side = "lower share" if value < now else "higher share"
+        yield editor.flag((flag,), f"{value:g}", text, cost, side, less_memory=value < now)
+
+
+def _emptiest(search: Search) -> Ints:
+    """Workers with the most free memory of those that passed every filter: ideas come from them."""
+    rows = np.flatnonzero(search.context.bits == 0)
+    if len(rows) <= LOOKED_AT:
+        return rows
+    free = search.context.fleet.free_vram(rows).sum(axis=1)
+    return np.sort(rows[np.argpartition(-free, LOOKED_AT)[:LOOKED_AT]])
+
+
+def _given(search: Search) -> bool:
+    try:
+        return parse_flags(search.context.demand.spec.backend_parameters).has(vllm.SHARE, sglang.FRACTION)
+    except BadRow:
+        return False
+
+
+def _could(search: Search, cards: Cards, share: float, kinds: set[str]) -> bool:
+    """Whether cards of one worker would hold the model at this share, RAM and executors aside."""
+    rules = search.context.rules
+    claim: Ints = (cards.total * share).astype(np.int64)
+    if rules.claim_policy is ClaimPolicy.AT_LEAST:
+        claim = np.maximum(claim, rules.vram)
+        return bool((cards.usable & (claim <= cards.free)).any())
+    good = cards.usable & (claim > 0) & (claim <= cards.free) & (cards.ratio >= share)
+    if not good.any():
+        return False
+    if "one_gpu" in kinds and (good & (claim >= rules.vram)).any():
+        return True
+    return "one_worker" in kinds and _several(search, cards, good, claim, rules)
+
+
+def _several(search: Search, cards: Cards, good: Bools, claim: Ints, rules: ResourceRules) -> bool:
+    for code in np.unique(cards.type[good]).tolist():
+        mine = np.where(good & (cards.type == code), claim, 0)
+        sums = np.cumsum(-np.sort(-mine, axis=1), axis=1)
+        have = np.count_nonzero(mine, axis=1)
+        for n in (rules.gpu_count,) if rules.gpu_count else range(2, sums.shape[1] + 1):
+            if n < 1 or n > sums.shape[1] or (not rules.fixed_world and not rules.divisors.allows(n)):
+                continue
+            if ((have >= n) & (sums[:, n - 1] >= rules.vram)).any():
+                return True
+    return False
+
+
+def with_flag(parameters: Sequence[str], names: Sequence[str], value: str) -> tuple[str, ...]:
+    """The list with the flag (under any of its names) set to a value.
+
+    Where it stands as an element of its own it is replaced; one that is written together with others stays
+    and is overruled by a last element, as engines take the last of several.
+    """
+    kept, where = _without(parameters, names)
+    element = f"--{_spelt(parameters, names)}={value}"
+    if any(parse_flags([p]).has(*names) for p in kept):
+        return (*kept, element)
+    at = len(kept) if where is None else where
+    return (*kept[:at], element, *kept[at:])
+
+
+def without_flag(parameters: Sequence[str], names: Sequence[str]) -> tuple[str, ...] | None:
+    """The list without the flag; None where it is written together with others and cannot be taken out."""
+    kept, where = _without(parameters, names)
+    return None if where is None or parse_flags(kept).has(*names) else kept
+
+
+def _without(parameters: Sequence[str], names: Sequence[str]) -> tuple[tuple[str, ...], int | None]:
+    """What is left, and where the first element that went was."""
+    kept: list[str] = []
+    where: int | None = None
+    at = 0
+    while at < len(parameters):
+        element = parameters[at]
+        flags = parse_flags([element]).flags
+        alone = len(flags) == 1 and parse_flags([element]).has(*names)
+        at += 1
+        if not alone:
+            kept.append(element)
+            continue
+        where = len(kept) if where is None else where
+        bare = flags[0].value is None
+        if bare and at < len(parameters) and not is_key(parameters[at].strip()):
+            at += 1  # its value
+    return tuple(kept), where
+
+
+def _spelt(parameters: Sequence[str], names: Sequence[str]) -> str:
+    """The name by which the list calls the flag, else its first one."""
+    found = parse_flags(parameters)
+    return next((n for n in names if found.has(n)), names[0])

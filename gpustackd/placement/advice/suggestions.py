@@ -11,10 +11,8 @@ from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.advice import fleet_edits as fleets
 from gpustackd.placement.advice.changes import Change, ChangeKind, EditModel, Holder, Together
-from gpustackd.placement.advice.model_edits import Editor
-from gpustackd.placement.advice.near_miss import NearMiss, nearest, ranked
-from gpustackd.placement.advice.share_edits import shares
-from gpustackd.placement.advice.too_small import too_small
+from gpustackd.placement.advice.model_edits import Editor, shares
+from gpustackd.placement.advice.near_miss import NearMiss, nearest, ranked, too_small
 from gpustackd.placement.advice.trials import TrialCase, Trials, Within
 from gpustackd.placement.search import Search
 
