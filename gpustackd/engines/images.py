@@ -1,12 +1,13 @@
 """The catalogue of engine images: which exist for which runtime, level, chip, architecture and version.
 
-The packaged rows are `images.json`. `choose` is how a worker picks its image (filters spec 3.7);
-the filter asks the same question beforehand, so that the two agree.
+The packaged rows are `images.json`. `choose` picks as a worker does, so that the filter and the worker agree.
+Ascend chips have images by variant.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -90,3 +91,29 @@ def runs(runner: Runner, host_level: str) -> bool:
     if not host_level or not runner.level:
         return True
     return order(runner.level) <= order(host_level) or major(runner.level) == major(host_level)
+
+
+FALLBACK = "910b"
+"""What a worker takes for a chip that it cannot name."""
+
+_NAMES: Sequence[tuple[str, str]] = (
+    (r"910(pro)?[ab]|910premiuma", "910"),
+    (r"310p\d+\w*", "310p"),
+    (r"910b\d\w*(-\d+)?", "910b"),
+    (r"310b\d\w*", "310b"),
+    (r"910_?93\w*|910", "a3"),
+    (r"910_?95\w*|950\w*", "950"),
+)
+_PATTERNS = tuple((re.compile(pattern), variant) for pattern, variant in _NAMES)
+
+
+def variant(soc: str) -> str | None:
+    """The variant for the name of a chip (`Ascend910B3` -> `910b`); None where the chip is not known."""
+    name = soc.strip().lower().removeprefix("ascend").lstrip(" -_")
+    return next((v for pattern, v in _PATTERNS if pattern.fullmatch(name)), None)
+
+
+def variant_of_product(product: str) -> str | None:
+    """The variant that the name of a product tells, where it names the chip. `910B` without a number stands
+    for two generations and says nothing."""
+    return None if re.fullmatch(r"(?i)(ascend)?[ -_]*910b?", product.strip()) else variant(product)

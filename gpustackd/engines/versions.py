@@ -22,7 +22,7 @@ _PART = re.compile(r"(alpha|beta|rc)([0-9]{0,18})(.*)\Z", re.DOTALL)
 
 @lru_cache(maxsize=4096)
 def order(version: str) -> Key:
-    """Key by which the workers order versions (filters spec 3.7): one leading `v` is dropped, `-`, `_` and
+    """Key by which the workers order versions: one leading `v` is dropped, `-`, `_` and
     `+` act as dots; alpha < beta < rc < integers < other text, by code points; the shorter one counts as
     filled up with zeros."""
     parts = [_part(p) for p in re.split(r"[-_+.]", version.strip().lower().removeprefix("v"))]

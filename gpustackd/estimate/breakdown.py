@@ -15,10 +15,8 @@ from gpustackd.engines.registry import parallel_of, serving_flags
 from gpustackd.engines.serving import ServingFlags
 from gpustackd.estimate.claim import GIB, vram_claim
 from gpustackd.estimate.demand import build_demand
-from gpustackd.estimate.kv_cache import KvCache
+from gpustackd.estimate.kv_cache import KvCache, cache_of
 from gpustackd.estimate.overhead import activation, runtime_overhead
-from gpustackd.estimate.sequence import cache_of
-from gpustackd.estimate.weights import weights_per_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ def _per_gpu(
     world = parallel.world or parallel.tp * parallel.pp
     hyper = facts.hyper or HyperParameters()
     return PerGpu(
-        weights=weights_per_gpu(loaded, parallel.tp, parallel.pp),
+        weights=_weights_per_gpu(loaded, parallel.tp, parallel.pp),
         compute=activation(hyper, facts.config, serving, parallel.tp),
         overhead=runtime_overhead(world, graphs=not serving.eager and cache is not None),
         kv_per_token=cache.per_token if cache else 0,
@@ -182,3 +180,9 @@ def _sequence_warning(
         f" (cache {parts['kv_cache'] / GIB:.2f} GiB, {need / GIB:.2f} GiB in all): set a shorter maximum"
         " length, or give it more memory"
     )
+
+
+def _weights_per_gpu(weights: int, tp: int, pp: int) -> int:
+    """Bytes on each of `tp * pp` GPUs: engines split every large matrix evenly, embeddings by vocabulary;
+    what they repeat (norms, biases) is far below a thousandth."""
+    return -(-weights // (tp * pp))

@@ -1,4 +1,8 @@
-"""What kind of model it is: from the architectures that its configuration names, and from the row."""
+"""What kind of model it is: by the architectures that its configuration names, and by the row.
+
+Also what follows from its architecture alone: languages and voices of speech models (`model.meta`), and
+whether an engine can load it without code of its repository.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
 
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines.flags import parse_flags
@@ -92,3 +98,46 @@ def is_omni(spec: ModelSpec, categories: Iterable[str]) -> bool:
 def is_pinned(spec: ModelSpec) -> bool:
     """A version or an image of a person's choice: what the tables say need not hold for it."""
     return bool(spec.backend_version or spec.image_name)
+
+
+_WHISPER = (
+    "en zh af ar hy az be bs bg ca hr cs da nl et fi fr gl de el he hi hu is id it ja kn kk ko lv lt mk ms"
+    " mr mi ne no fa pl pt ro ru sr sk sl es sw sv tl ta th tr uk ur vi cy"
+)
+_QWEN_TTS = "Auto Chinese English German Italian Portuguese Spanish Japanese Korean French Russian"
+_QWEN_VOICES = "Vivian Serena Uncle_Fu Dylan Eric Ryan Aiden Ono_Anna Sohee"
+
+_LANGUAGES = (
+    ("VoxtralForConditionalGeneration", "en ar nl fr de hi it pt es"),
+    ("GraniteSpeechForConditionalGeneration", "en fr de pt es"),
+    ("WhisperForConditionalGeneration", _WHISPER),
+    ("GlmAsrForConditionalGeneration", _WHISPER),
+    ("Qwen3ASRForConditionalGeneration", _WHISPER),
+)
+_QWEN_TTS_NAME = "Qwen3TTSForConditionalGeneration"
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def meta_of(architectures: Iterable[str], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Facts for `model.meta`; empty for models that are not in the table."""
+    names = set(architectures)
+    for name, languages in _LANGUAGES:
+        if name in names:
+            return {"languages": languages.split()}
+    if _QWEN_TTS_NAME not in names:
+        return NOTHING
+    found: dict[str, Any] = {"languages": _QWEN_TTS.split(), "voices": _QWEN_VOICES.split()}
+    kind = config.get("tts_model_type")
+    if isinstance(kind, str) and kind:
+        found["task_type"] = "".join(word[:1].upper() + word[1:] for word in kind.split("_"))
+    return found
+
+
+def needs_remote_code(config: Mapping[str, Any]) -> bool:
+    """Whether the repository brings its own configuration class (`auto_map.AutoConfig`) for a model type that
+    the common library does not configure by itself."""
+    own = config.get("auto_map")
+    if not isinstance(own, Mapping) or "AutoConfig" not in own:
+        return False
+    return config.get("model_type") not in tables().library_types

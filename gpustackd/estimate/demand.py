@@ -13,9 +13,9 @@ from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.engines import custom
 from gpustackd.estimate.categories import is_omni
 from gpustackd.estimate.claim import kv_cache_ram, vram_claim
+from gpustackd.estimate.kv_cache import sequence_bytes
 from gpustackd.estimate.llama_cpp.need import gguf_need
 from gpustackd.estimate.mindie import mindie_claim
-from gpustackd.estimate.sequence import sequence_bytes
 
 
 def build_demand(

@@ -13,12 +13,11 @@ from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import SKIP_EVALUATION, ModelSpec
 from gpustackd.domain.outcome import Reason
 from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.registry import parallel_of
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate import categories as kinds
-from gpustackd.estimate import remote_code
-from gpustackd.estimate.gpus_per_replica import gpus_per_replica
+from gpustackd.estimate.categories import NOTHING, meta_of
 from gpustackd.estimate.llama_cpp.classify import distributable
-from gpustackd.estimate.meta import NOTHING, meta_of
 
 STAGE = "evaluate"
 REMEDIES = "choose another engine, pin its version or its image, or define a backend of your own"
@@ -53,7 +52,7 @@ def evaluate(
     if facts is not None and facts.is_diffusers and (not spec.categories or kinds.IMAGE in spec.categories):
         return _filled(spec, (kinds.IMAGE,), NOTHING, ())
     config = facts.config if facts is not None else NOTHING
-    remote = remote_code.needs_remote_code(config) if needs_remote_code is None else needs_remote_code
+    remote = kinds.needs_remote_code(config) if needs_remote_code is None else needs_remote_code
     names, problems = _architectures(spec)
     if names is None:
         names = ()
@@ -185,3 +184,30 @@ def _remote_code() -> Reason:
 
 def _problem(code: str, text: str, **params: Any) -> Reason:
     return Reason(code, STAGE, text, MappingProxyType(params))
+
+
+def gpus_per_replica(spec: ModelSpec) -> int | None:
+    """The figure to write, or None where there is nothing to fill in: no picked GPUs, or already stated.
+
+    0 = fewer GPUs were picked than there are replicas; a caller should refuse instead of writing it.
+    """
+    selector = spec.gpu_selector
+    if selector is None or not selector.gpu_ids or selector.gpus_per_replica:
+        return None
+    backend = spec.effective_backend
+    if backend == "VoxBox":
+        return 1
+    base = len(selector.gpu_ids) // (spec.replicas or 1)
+    if spec.skips_gpu_count_check:
+        return base
+    if spec.backend_parameters and (world := _world_size(spec)):
+        return world
+    return 1 << (base.bit_length() - 1) if base else 0
+
+
+def _world_size(spec: ModelSpec) -> int | None:
+    try:
+        flags = parse_flags(spec.backend_parameters)
+        return parallel_of(spec.effective_backend, flags).world
+    except BadRow:
+        return None  # the search names the flag at fault; filling in is no place to stop at it

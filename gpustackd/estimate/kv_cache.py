@@ -1,4 +1,4 @@
-"""What the attention of a model keeps: bytes per token and for whole sequences.
+"""What the attention of a model keeps: bytes per token, and of one sequence of the longest length accepted.
 
 Per token and layer a cache holds keys and values of every KV head, `2 * heads * head_dim` elements; latent
 attention (MLA) holds one compressed vector of `kv_lora_rank + qk_rope_head_dim` elements for all heads
@@ -7,12 +7,19 @@ attention (MLA) holds one compressed vector of `kv_lora_rank + qk_rope_head_dim`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
-from gpustackd.domain.facts import HyperParameters
+from gpustackd.domain.facts import HyperParameters, ModelFacts
+from gpustackd.domain.model_spec import ModelSpec
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.parallelism import Parallel
+from gpustackd.engines.registry import parallel_of, serving_flags
+from gpustackd.engines.serving import ServingFlags
+from gpustackd.errors import BadRow
+from gpustackd.estimate.categories import EMBEDDING, RERANKER, is_llm
 
 BLOCK = 16
 """Tokens that a paged cache reserves at a time."""
@@ -113,3 +120,31 @@ def cache_element_bytes(hyper: HyperParameters, dtype: str | None = None) -> int
         return 1
     # engines run float32 checkpoints of language models in 16 bits only when told to
     return DTYPE_BYTES.get(hyper.torch_dtype.lower(), 2)
+
+
+def is_encoder(hyper: HyperParameters, categories: Collection[str]) -> bool:
+    """Whether nothing is cached between steps: embedding models and rerankers of the BERT kind, whose
+    configurations know no KV heads."""
+    pooled = EMBEDDING in categories or RERANKER in categories
+    return pooled and not is_llm(categories) and not hyper.kv_heads_stated
+
+
+def cache_of(
+    facts: ModelFacts, categories: Collection[str], serving: ServingFlags, parallel: Parallel
+) -> KvCache | None:
+    """The cache on one GPU; None where the model keeps none or its dimensions are not stated."""
+    if facts.hyper is None or is_encoder(facts.hyper, categories):
+        return None
+    return kv_cache(facts.hyper, tp=parallel.tp, pp=parallel.pp, dtype=serving.kv_dtype)
+
+
+def sequence_bytes(spec: ModelSpec, facts: ModelFacts, categories: Collection[str]) -> int | None:
+    """Bytes over all GPUs of one copy of the model; None = not known, or no cache at all."""
+    try:
+        flags = parse_flags(spec.backend_parameters)
+        parallel = parallel_of(spec.effective_backend, flags)
+        serving = serving_flags(spec.effective_backend, flags, facts.hyper or HyperParameters())
+    except BadRow:
+        return None  # the search names the flag at fault
+    cache = cache_of(facts, categories, serving, parallel)
+    return None if cache is None else cache.sequence(serving.max_len) * parallel.tp * parallel.pp

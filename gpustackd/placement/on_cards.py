@@ -11,7 +11,7 @@ from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.decide import decide
 from gpustackd.placement.policy import Policy, Subject
-from gpustackd.placement.rules.mindie import NPU
+from gpustackd.placement.rules.engines import NPU
 
 CARDS = 8
 """On one host."""

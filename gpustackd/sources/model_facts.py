@@ -16,10 +16,9 @@ from typing import Any
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import SKIP_EVALUATION, ModelSpec, Source
 from gpustackd.errors import BadRow, ModelUnreadable
-from gpustackd.estimate.categories import IMAGE, UNKNOWN, is_omni
+from gpustackd.estimate.categories import IMAGE, UNKNOWN, is_omni, meta_of
 from gpustackd.estimate.demand import reads_dimensions
 from gpustackd.estimate.evaluate import in_effect, overridden_architectures
-from gpustackd.estimate.meta import meta_of
 from gpustackd.sources.formats.config_json import hyper_parameters, root_architectures
 
 COPY_SLACK = 1.02

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.gguf_levels import Level
 from gpustackd.engines.flags import BackendParameters
-from gpustackd.estimate.llama_cpp.allowance import MIB, Allowance
-from gpustackd.estimate.llama_cpp.division import DeviceShare, Division, HostShare, level_of
+from gpustackd.estimate.llama_cpp.division import MIB, Allowance, DeviceShare, Division, HostShare, level_of
 
 SIDE = 1024
 _CONDITIONERS = ("cond_stage_model.", "conditioner.", "text_encoders.", "text_model.", "te.")

@@ -14,10 +14,9 @@ import numpy as np
 from gpustackd.domain.gguf_facts import F16, GgufFacts
 from gpustackd.engines.llama_cpp.devices import Places, places
 from gpustackd.engines.llama_cpp.flags import LlamaServing
-from gpustackd.estimate.llama_cpp.allowance import Allowance
 from gpustackd.estimate.llama_cpp.architecture import dimensions
 from gpustackd.estimate.llama_cpp.compute import Buffers
-from gpustackd.estimate.llama_cpp.division import DeviceShare, Division, HostShare
+from gpustackd.estimate.llama_cpp.division import Allowance, DeviceShare, Division, HostShare
 from gpustackd.estimate.llama_cpp.extras import extras
 from gpustackd.estimate.llama_cpp.memory import Memory, memory_of
 from gpustackd.estimate.llama_cpp.tensors import inventory, padded

@@ -14,9 +14,8 @@ from gpustackd.engines.flags import COLUMN, parse_flags
 from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.engines.llama_cpp.flags import tensor_split
 from gpustackd.errors import BadRow
-from gpustackd.estimate.llama_cpp.allowance import Allowance
 from gpustackd.estimate.llama_cpp.classify import distributable, is_image
-from gpustackd.estimate.llama_cpp.division import DeviceShare, Division, HostShare
+from gpustackd.estimate.llama_cpp.division import Allowance, DeviceShare, Division, HostShare
 from gpustackd.estimate.llama_cpp.image import ImageSizes
 from gpustackd.estimate.llama_cpp.need import sized_for, sizer_of
 from gpustackd.estimate.llama_cpp.refusal import LlamaRefuses

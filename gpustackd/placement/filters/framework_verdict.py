@@ -11,8 +11,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from gpustackd.domain.backends import Backends, DeviceKind, VersionEntry
-from gpustackd.engines.ascend_variants import FALLBACK, variant, variant_of_product
-from gpustackd.engines.images import EngineImages, Runner, choose, runs
+from gpustackd.engines.images import FALLBACK, EngineImages, Runner, choose, runs, variant, variant_of_product
 from gpustackd.engines.versions import Pin, canonical, order
 
 CPU = "cpu"

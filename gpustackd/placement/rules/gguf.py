@@ -7,7 +7,7 @@ from gpustackd.engines.flags import COLUMN, parse_flags
 from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.engines.llama_cpp.flags import gpu_layers, tensor_split
 from gpustackd.errors import BadRow
-from gpustackd.placement.rules.resource_rules import ClaimPolicy, GgufRules, ResourceRules
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, GgufRules, ResourceRules, sized
 
 
 def gguf_rules(demand: Demand) -> ResourceRules:
@@ -29,15 +29,11 @@ def gguf_rules(demand: Demand) -> ResourceRules:
     _check(asked, picked=bool(spec.gpu_ids))
     per = spec.gpu_selector.gpus_per_replica if spec.gpu_selector else None
     return ResourceRules(
-        engine=demand.engine,
-        vram=demand.need.vram or 0,
+        **sized(demand),
         claim_policy=ClaimPolicy.SPLIT,
-        ram=demand.need.ram,
-        ram_static=demand.need.ram_static,
         gpu_count=(per or len(spec.gpu_ids)) if spec.gpu_ids else 0,
         distributed=bool(spec.distributed_inference_across_workers) and need.distributable,
         mode="delegated",
-        replicas=1 if spec.replicas is None else spec.replicas,
         gguf=asked,
     )
 

@@ -10,13 +10,19 @@ from typing import Any
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.pools import InstanceType
 from gpustackd.engines import sglang, vllm
-from gpustackd.engines.flags import COLUMN as COLUMN_OF_FLAGS
 from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.mindie.parallelism import check_model
 from gpustackd.engines.parallelism import Divisors, WorldSize, positive
 from gpustackd.errors import BadRow
-from gpustackd.placement.rules.mindie import world_of as mindie_world_of
-from gpustackd.placement.rules.resource_rules import ClaimPolicy, PoolRequest, ResourceRules, divisors
+from gpustackd.placement.rules.engines import mindie_ranks
+from gpustackd.placement.rules.resource_rules import (
+    ClaimPolicy,
+    PoolRequest,
+    ResourceRules,
+    check_split,
+    divisors,
+    sized,
+)
 
 COLUMN = "gpu_type_selector"
 PROFILE = "accelerator_partitioned_profile"
@@ -27,24 +33,19 @@ DISTRIBUTING = {"vLLM": Engine.VLLM, "SGLang": Engine.SGLANG, "MindIE": Engine.M
 
 def pool_rules(demand: Demand) -> ResourceRules:
     """Raises BadRow where the selector cannot be used."""
-    spec, need = demand.spec, demand.need
+    spec = demand.spec
     ask = ask_of(demand)
     divides = divisors(demand, vision=_splits_vision(demand, ask.backend))
     _check_tp(demand, ask.backend, divides)
     return ResourceRules(
-        engine=demand.engine,
-        vram=need.vram or 0,
+        **sized(demand),
         claim_policy=ClaimPolicy.EACH,
-        ram=need.ram,
-        ram_static=need.ram_static,
-        ram_ratio=need.ram_ratio,
         gpu_count=ask.cards if ask.whole and ask.cards > 1 else 0,
         pool=ask,
         unchanged=ask.whole,
         divisors=divides,
         distributed=spec.distributed_inference_across_workers is not False,
         mode="initialize_later" if ask.backend is not Engine.CUSTOM else None,
-        replicas=1 if spec.replicas is None else spec.replicas,
     )
 
 
@@ -117,7 +118,7 @@ def world_of(demand: Demand) -> WorldSize | None:
     if backend == "SGLang":
         return sglang.world_size(parse_flags(spec.backend_parameters))
     if backend == "MindIE":
-        return mindie_world_of(demand).found
+        return mindie_ranks(demand).found
     return None
 
 
@@ -132,13 +133,11 @@ def _splits_vision(demand: Demand, backend: Engine) -> bool:
 def _check_tp(demand: Demand, backend: Engine, divides: Divisors) -> None:
     """Raises BadRow where the model cannot be split by the sizes that its flags give."""
     if backend is Engine.MINDIE:
-        check_model(mindie_world_of(demand), demand.facts.hyper)
+        check_model(mindie_ranks(demand), demand.facts.hyper)
         return
     flags = {Engine.VLLM: vllm.TP, Engine.SGLANG: sglang.TP}.get(backend)
-    tp = positive(parse_flags(demand.spec.backend_parameters), flags) if flags else None
-    complaint = divides.complaint(tp or 0)
-    if flags and complaint is not None:
-        raise BadRow(COLUMN_OF_FLAGS, f"--{flags[0]} {tp}: {complaint}", "change the tensor-parallel size")
+    if flags:
+        check_split(divides, flags[0], positive(parse_flags(demand.spec.backend_parameters), flags))
 
 
 # -- which device belongs to the pool ------------------------------------------------------------------

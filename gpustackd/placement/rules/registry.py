@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.errors import BadRow
-from gpustackd.placement.rules.custom import custom_rules
+from gpustackd.placement.rules.engines import custom_rules, mindie_rules, sglang_rules, vllm_rules
 from gpustackd.placement.rules.gguf import gguf_rules
-from gpustackd.placement.rules.mindie import mindie_rules
 from gpustackd.placement.rules.pool import pool_rules
 from gpustackd.placement.rules.resource_rules import ResourceRules
-from gpustackd.placement.rules.sglang import sglang_rules
-from gpustackd.placement.rules.vllm import vllm_rules
 
 BY_ENGINE: Mapping[Engine, Callable[[Demand], ResourceRules]] = {
     Engine.VLLM: vllm_rules,

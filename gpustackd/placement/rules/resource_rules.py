@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.fleet.columns import Bools, Ints
@@ -14,6 +14,7 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.gguf_levels import LevelSizes
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
+from gpustackd.engines.flags import COLUMN
 from gpustackd.engines.parallelism import Divisors, WorldSize
 from gpustackd.engines.vllm import ParallelSizes
 from gpustackd.errors import BadRow
@@ -181,6 +182,30 @@ class ResourceRules:
         return max(self.ram, self.ram_static or 0)
 
 
+class Sized(TypedDict):
+    """Fields of the rules that every demand states alike."""
+
+    engine: Engine
+    vram: int
+    ram: int
+    ram_static: int | None
+    ram_ratio: float | None
+    replicas: int
+
+
+def sized(demand: Demand) -> Sized:
+    """Bytes of VRAM and RAM that the demand needs, and its number of replicas."""
+    need, replicas = demand.need, demand.spec.replicas
+    return {
+        "engine": demand.engine,
+        "vram": need.vram or 0,
+        "ram": need.ram,
+        "ram_static": need.ram_static,
+        "ram_ratio": need.ram_ratio,
+        "replicas": 1 if replicas is None else replicas,
+    }
+
+
 def divisors(demand: Demand, vision: bool) -> Divisors:
     """Quantities known of the model; the vision part only where the engine splits it."""
     hyper = demand.facts.hyper
@@ -189,6 +214,13 @@ def divisors(demand: Demand, vision: bool) -> Divisors:
     return Divisors(
         hyper.num_attention_heads or 0, (hyper.vision_heads or 0) if vision else 0, hyper.vocab_size or 0
     )
+
+
+def check_split(divides: Divisors, flag: str, tp: int | None) -> None:
+    """Raise BadRow where the model cannot be split by the tensor-parallel size that the flag gives."""
+    complaint = divides.complaint(tp or 0)
+    if complaint is not None:
+        raise BadRow(COLUMN, f"--{flag} {tp}: {complaint}", "change the tensor-parallel size")
 
 
 def gpu_count(spec: ModelSpec, found: WorldSize | None) -> tuple[int, bool]:

@@ -11,8 +11,7 @@ from gpustackd.domain.quantity import quantity
 from gpustackd.engines.parallelism import WorldSize
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate.demand import build_demand
-from gpustackd.estimate.evaluate import evaluate
-from gpustackd.estimate.gpus_per_replica import gpus_per_replica
+from gpustackd.estimate.evaluate import evaluate, gpus_per_replica
 from gpustackd.placement.rules.registry import rules_of
 from gpustackd.placement.rules.resource_rules import gpu_count
 from gpustackd.sources.formats.config_json import hyper_parameters

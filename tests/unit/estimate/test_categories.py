@@ -8,8 +8,7 @@ from importlib.resources import files
 
 import pytest
 
-from gpustackd.estimate.categories import detect, guess, is_llm, is_multimodal, is_omni
-from gpustackd.estimate.meta import meta_of
+from gpustackd.estimate.categories import detect, guess, is_llm, is_multimodal, is_omni, meta_of
 from tests.specs import a_model, known_models
 
 

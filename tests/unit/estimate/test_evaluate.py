@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gpustackd.errors import ModelUnreadable
-from gpustackd.estimate.evaluate import evaluate
-from gpustackd.estimate.gpus_per_replica import gpus_per_replica
+from gpustackd.estimate.evaluate import evaluate, gpus_per_replica
 from tests.specs import a_model, facts, known_models
 
 KNOWN = known_models()

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from gpustackd.domain.backends import architecture
-from gpustackd.engines.ascend_variants import variant, variant_of_product
-from gpustackd.engines.images import Runner, choose, runs
+from gpustackd.engines.images import Runner, choose, runs, variant, variant_of_product
 from tests.runners import packaged_runners
 
 
