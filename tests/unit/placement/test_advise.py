@@ -13,7 +13,7 @@ from gpustackd.domain.demand import Demand
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.placement.advice.changes import Holder
-from gpustackd.placement.advice.flag_edits import with_flag, without_flag
+from gpustackd.placement.advice.model_edits import with_flag, without_flag
 from gpustackd.placement.advice.suggestions import Advice, advise
 from gpustackd.placement.advice.trials import Ahead, TrialCase
 from gpustackd.placement.policy import Policy, Subject
