@@ -1,1 +1,1 @@
-"""What the daemon shows of itself: log lines, metrics, records of decisions."""
+"""What a daemon shows of itself: log lines and metrics."""

@@ -28,17 +28,17 @@ FIELDS = (
     "timestamp", "level", "event", "replica", "instance", "instance_id", "model", "attempt", "worker", "gpus",
     "reason", "duration_ms",
 )  # fmt: skip
-"""Their order on the line; others follow as they were given. Fields without a value are left out."""
+"""The order of fields on a line; others follow as they were given. Fields without a value are left out."""
 
 _LONGEST = 4_000
-"""Characters of one value: labels may hold a megabyte."""
+"""Characters of one value; labels may hold a megabyte."""
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _QUIET = logging.WARNING
 
 
 @dataclass(frozen=True, slots=True)
 class Logging:
-    """Logging that has been started: `log` for everyone, `close` at the very end."""
+    """Logging that has been started: `log` for every part, `close` at the very end."""
 
     log: Log
     writer: LineWriter
@@ -46,7 +46,7 @@ class Logging:
     root_level: int
 
     def close(self) -> None:
-        """Write what waits and let go of the standard library's logging. Later lines are dropped."""
+        """Write what waits and detach from the standard library's logging. Later lines are dropped."""
         root = logging.getLogger()
         root.removeHandler(self.handler)
         root.setLevel(self.root_level)
@@ -101,12 +101,12 @@ class _Sink:
 
 
 def _with_traceback(log: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Nearly no line has one to format."""
+    """Hardly any line has one to format."""
     return structlog.processors.format_exc_info(log, method, event) if "exc_info" in event else event
 
 
 class _Prepare:
-    """Adds time and level, puts the fields in order, hides secret fields, cuts long values."""
+    """Adds time and level, orders the fields, hides secrets, cuts long values."""
 
     def __call__(self, _: Any, method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
         moment = datetime.now(UTC).isoformat(timespec="microseconds")
@@ -124,7 +124,7 @@ class _Prepare:
 
 
 class _Render:
-    """The line as text. Secrets inside values are rare: looked for in the line, masked value by value."""
+    """The line as text. Secrets inside values are rare: the line is searched, then masked value by value."""
 
     def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
         self._render = render
@@ -148,7 +148,7 @@ def _json() -> Callable[[dict[str, Any]], str]:
 
 
 _LINE_BREAKS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
-"""JSON leaves them as they are, but many readers take them for the end of a line."""
+"""JSON leaves these as they are, but many readers take them for the end of a line."""
 
 
 def _text(colours: bool) -> Callable[[dict[str, Any]], str]:
@@ -180,7 +180,7 @@ def _plain(name: str, value: Any) -> Any:
         return _plain(name, value.item())
     try:
         return _cut(str(value))
-    except Exception:  # a broken __str__ must not cost the line
+    except Exception:  # a broken __str__ must not lose the line
         return f"<{kind.__name__}>"
 
 
@@ -199,14 +199,14 @@ def _masked(value: Any) -> Any:
 
 
 class _LibraryLines(logging.Handler):
-    """Lines of the standard library's logging, in our form."""
+    """Lines of the standard library's logging, in the same form."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Never raises: a library's bad format string is no reason to stop."""
+        """Never raises: a bad format string of a library must not stop the daemon."""
         try:
             message = record.getMessage()
         except Exception:

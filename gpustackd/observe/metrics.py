@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -11,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 PHASES: Final = ("claim", "facts", "decide", "commit")
-OUTCOMES: Final = ("placed", "no_fit", "conflict", "preempted", "error", "lost")
+OUTCOMES: Final = ("placed", "no_fit", "conflict", "error", "lost")
 STAGES: Final = tuple(
     [f"filter.{name}" for name in ("cluster", "gpu_selector", "labels", "status", "backend", "local_path")]
     + [f"scorer.{name}" for name in ("placement", "locality", "preferred")]
@@ -23,73 +25,47 @@ _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Everything that is counted. One object per process, passed to the parts that count.
+    """All metrics. One object per process, passed to the parts that count.
 
-    What happens is counted by a call; what is (queue, fleet) is asked when a scrape comes, see `watch`.
+    Events are counted by a call; states (queue, fleet) are read when a scrape comes, see `watch`.
     """
 
     def __init__(self, version: str, replica: str) -> None:
         self.registry = on = CollectorRegistry()
-        self._attempts = Counter("gpustackd_attempts", "Outcomes of attempts", ["outcome"], registry=on)
-        self._conflicts = Counter(
-            "gpustackd_commit_conflicts", "Placements rejected because another was faster", registry=on
+        counter, gauge = partial(Counter, registry=on), partial(Gauge, registry=on)
+        histogram = partial(Histogram, registry=on)
+        self._attempts = counter("gpustackd_attempts", "Attempts by outcome", ["outcome"])
+        self._conflicts = counter("gpustackd_commit_conflicts", "Placements rejected by the commit")
+        self._overtaken = counter(
+            "gpustackd_decisions_overtaken", "Placements made anew for changes of the fleet"
         )
-        self._overtaken = Counter(
-            "gpustackd_decisions_overtaken",
-            "Placements given up before their commit, for news of the fleet",
-            registry=on,
+        self._cut = counter("gpustackd_searches_cut", "Searches ended at their limit")
+        stage_failures = "Decisions made without a filter or scorer that failed"
+        self._stage_failures = counter("gpustackd_stage_failures", stage_failures, ["stage"])
+        only_by_rescan = "Placements of instances that no notification had announced"
+        self._only_by_rescan = counter("gpustackd_placed_only_by_rescan", only_by_rescan)
+        waits = "Seconds from the creation of a row to its placement"
+        self._waits = histogram("gpustackd_wait_seconds", waits, buckets=_WAIT)
+        self._phases = histogram(
+            "gpustackd_phase_seconds", "One batch in one phase", ["phase"], buckets=_PHASE
         )
-        self._cut = Counter(
-            "gpustackd_searches_cut", "Searches for a place that ended for their budget", registry=on
+        self._decisions = histogram("gpustackd_decision_seconds", "One decision", buckets=_DECISION)
+        self._batches = histogram("gpustackd_batch_size", "Outcomes in one commit", buckets=_BATCH)
+        self._listening = gauge("gpustackd_listening", "1 while notifications arrive")
+        self._rescans = counter("gpustackd_rescans", "Full scans")
+        corrections = "Full scans that corrected the view of the fleet"
+        self._corrections = counter("gpustackd_rescan_corrections", corrections)
+        self._rescan_seconds = histogram("gpustackd_rescan_seconds", "One full scan", buckets=_PHASE)
+        self._expired = counter("gpustackd_leases_expired", "Claims taken back from replicas that are gone")
+        syncs = "Attempts to bring a model to its number of replicas"
+        self._replica_syncs = counter("gpustackd_replica_syncs", syncs, ["outcome"])
+        self._replicas_changed = counter("gpustackd_replicas_changed", "Instances by change", ["change"])
+        self._database_up = gauge("gpustackd_database_up", "1 while the database answers")
+        self._database_errors = counter("gpustackd_database_errors", "Failed statements by kind", ["kind"])
+        self._unexpected = counter(
+            "gpustackd_unexpected_errors", "Contained errors of gpustackd itself", ["where"]
         )
-        self._stage_failures = Counter(
-            "gpustackd_stage_failures",
-            "Decisions that were made without a filter or scorer, because it failed",
-            ["stage"],
-            registry=on,
-        )
-        self._only_by_rescan = Counter(
-            "gpustackd_placed_only_by_rescan",
-            "Placements of instances that no notification told of",
-            registry=on,
-        )
-        self._waits = Histogram(
-            "gpustackd_wait_seconds", "From the row's creation to its placement", buckets=_WAIT, registry=on
-        )
-        self._phases = Histogram(
-            "gpustackd_phase_seconds", "One batch in one phase", ["phase"], buckets=_PHASE, registry=on
-        )
-        self._decisions = Histogram(
-            "gpustackd_decision_seconds", "One decision", buckets=_DECISION, registry=on
-        )
-        self._batches = Histogram(
-            "gpustackd_batch_size", "Outcomes in one commit", buckets=_BATCH, registry=on
-        )
-        self._listening = Gauge("gpustackd_listening", "1 while notifications are heard", registry=on)
-        self._rescans = Counter("gpustackd_rescans", "Full scans", registry=on)
-        self._corrections = Counter(
-            "gpustackd_rescan_corrections", "Full scans that found the view of the fleet wrong", registry=on
-        )
-        self._rescan_seconds = Histogram(
-            "gpustackd_rescan_seconds", "A full scan", buckets=_PHASE, registry=on
-        )
-        self._expired = Counter(
-            "gpustackd_leases_expired", "Claims taken back from replicas gone", registry=on
-        )
-        self._replica_syncs = Counter(
-            "gpustackd_replica_syncs", "Tries to bring a model to its number", ["outcome"], registry=on
-        )
-        self._replicas_changed = Counter(
-            "gpustackd_replicas_changed", "Instances added, deleted, …", ["change"], registry=on
-        )
-        self._database_up = Gauge("gpustackd_database_up", "1 while the database answers", registry=on)
-        self._database_errors = Counter(
-            "gpustackd_database_errors", "Statements that failed, by kind", ["kind"], registry=on
-        )
-        self._unexpected = Counter(
-            "gpustackd_unexpected_errors", "Mistakes of ours that were contained", ["where"], registry=on
-        )
-        build = Gauge("gpustackd_build_info", "1, labelled", ["version", "replica"], registry=on)
+        build = gauge("gpustackd_build_info", "1, with labels", ["version", "replica"])
         build.labels(version, replica).set(1)
         ProcessCollector(registry=on)
         for phase in PHASES:
@@ -107,14 +83,14 @@ class Metrics:
         self._fleet: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._held: Callable[[], int] = lambda: 0
         self._dropped: Callable[[], int] = lambda: 0
-        on.register(_Asked(self._session))
-        on.register(_Asked(self._heard))
+        on.register(_OnScrape(self._session))
+        on.register(_OnScrape(self._listener))
 
-    # -- what happened --------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------
 
     def attempt(self, outcome: str, *, rescan_only: bool = False, waited: float | None = None) -> None:
         """An attempt ended (`placed`, `no_fit`, `error`, `lost`, …). `waited`: seconds since the row's
-        creation; `rescan_only`: no notification had told of the instance."""
+        creation; `rescan_only`: no notification had announced the instance."""
         self._attempts.labels(outcome).inc()
         if rescan_only:
             self._only_by_rescan.inc()
@@ -122,15 +98,15 @@ class Metrics:
             self._waits.observe(waited)
 
     def decision(self, seconds: float) -> None:
-        """One decision took so long."""
+        """One decision took so many seconds."""
         self._decisions.observe(seconds)
 
     def conflict(self) -> None:
-        """A placement was rejected: the rows did not offer what was decided on."""
+        """A placement was rejected by the commit: the rows did not offer what was decided on."""
         self._conflicts.inc()
 
     def search_cut(self) -> None:
-        """A search ended for its budget."""
+        """A search ended at its limit."""
         self._cut.inc()
 
     def stage_failed(self, stage: str) -> None:
@@ -142,7 +118,7 @@ class Metrics:
         self._overtaken.inc(count)
 
     def phase(self, name: str, seconds: float) -> None:
-        """A batch went through `claim`, `facts`, `decide` or `commit` in so long."""
+        """A batch went through `claim`, `facts`, `decide` or `commit` in so many seconds."""
         self._phases.labels(name).observe(seconds)
 
     def batch(self, size: int) -> None:
@@ -150,7 +126,7 @@ class Metrics:
         self._batches.observe(size)
 
     def rescan(self, *, corrected: bool, seconds: float | None = None) -> None:
-        """A full scan was made; `corrected` says that the view of the fleet had to be."""
+        """A full scan was made; `corrected`: it found the view of the fleet wrong."""
         self._rescans.inc()
         if corrected:
             self._corrections.inc()
@@ -162,7 +138,7 @@ class Metrics:
         self._expired.inc(count)
 
     def replica_sync(self, outcome: str) -> None:
-        """A try to bring a model to its number of replicas ended (`done`, `busy`, `changed`, …)."""
+        """An attempt to bring a model to its number of replicas ended (`done`, `busy`, `changed`, …)."""
         self._replica_syncs.labels(outcome).inc()
 
     def replicas_changed(self, change: str, number: int) -> None:
@@ -171,7 +147,7 @@ class Metrics:
             self._replicas_changed.labels(change).inc(number)
 
     def database_up(self, up: bool) -> None:
-        """The database answers, or is lost (which counts as one error)."""
+        """Whether the database answers; losing it counts as one error."""
         self._database_up.set(up)
         if not up:
             self.database_error("lost")
@@ -181,15 +157,15 @@ class Metrics:
         self._database_errors.labels(kind).inc()
 
     def unexpected(self, where: str) -> None:
-        """Something failed in a way that nobody foresaw; the work went on without it."""
+        """An error of gpustackd itself, which was contained."""
         self._unexpected.labels(where).inc()
 
-    def listening(self, heard: bool, reconnects: int, probe_failures: int) -> None:
-        """The listener's state, with its totals since the start of the process."""
-        self._listening.set(heard)
+    def listening(self, arriving: bool, reconnects: int, probe_failures: int) -> None:
+        """Whether notifications arrive, with totals since the start of the process."""
+        self._listening.set(arriving)
         self._reconnects, self._deaf_probes = reconnects, probe_failures
 
-    # -- what is --------------------------------------------------------------------------------------
+    # -- states ---------------------------------------------------------------------------------------
 
     def watch(
         self,
@@ -199,19 +175,21 @@ class Metrics:
         held: Callable[[], int],
         dropped: Callable[[], int] = lambda: 0,
     ) -> None:
-        """From now on scrapes ask these: ids per lane, (workers, GPUs) known, claims held, and ids for which
-        the queue had no room (its total; totals of queues watched before are kept)."""
+        """From now on scrapes read these: ids per lane, (workers, GPUs) known, claims held, and the total
+        of ids for which the queue had no room (totals of queues watched before are added)."""
         self._dropped_before += self._dropped()
         self._queue, self._fleet, self._held, self._dropped = queue, fleet, held, dropped
 
     def watch_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Have scrapes ask for one more figure, such as the age of the loop's last beat in seconds."""
-        self.registry.register(_Asked(lambda: [GaugeMetricFamily(name, text, value=value())], name, "gauge"))
+        """Have scrapes read one more value, such as the age of the loop's last beat in seconds."""
+        self.registry.register(
+            _OnScrape(lambda: [GaugeMetricFamily(name, text, value=value())], name, "gauge")
+        )
 
     def watch_total(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """The same for a figure that only rises; `_total` is added to its name."""
+        """The same for a total that only rises; `_total` is added to its name."""
         self.registry.register(
-            _Asked(lambda: [CounterMetricFamily(name, text, value=value())], name, "counter")
+            _OnScrape(lambda: [CounterMetricFamily(name, text, value=value())], name, "counter")
         )
 
     def _session(self) -> Iterable[Metric]:
@@ -220,31 +198,33 @@ class Metrics:
             lanes.add_metric([str(lane)], count)
         yield lanes
         dropped = self._dropped_before + self._dropped()
-        yield CounterMetricFamily("gpustackd_queue_dropped", "Instances without room", value=dropped)
+        yield CounterMetricFamily(
+            "gpustackd_queue_dropped", "Instances the full queue dropped", value=dropped
+        )
         workers, gpus = self._fleet()
         yield GaugeMetricFamily("gpustackd_fleet_workers", "Workers known", value=workers)
         yield GaugeMetricFamily("gpustackd_fleet_gpus", "GPUs known", value=gpus)
         yield GaugeMetricFamily("gpustackd_claims_held", "Instances under our lease", value=self._held())
 
-    def _heard(self) -> Iterable[Metric]:
+    def _listener(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
-            "gpustackd_listen_reconnects", "Connections for LISTEN made anew", value=self._reconnects
+            "gpustackd_listen_reconnects", "New connections for LISTEN", value=self._reconnects
         )
         yield CounterMetricFamily(
             "gpustackd_listen_probe_failures",
-            "Notifications to ourselves that never came",
+            "Test notifications that never arrived",
             value=self._deaf_probes,
         )
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """All figures in the form that the scraper likes (its Accept header), and the content type."""
+    """All metrics in the format that the scraper accepts (its Accept header), and the content type."""
     encode, content_type = choose_encoder(accept)
     return encode(_WithoutBirths(registry)), content_type
 
 
 class _WithoutBirths(Collector):
-    """Leaves out the `_created` series, which double every counter and are asked for by nobody."""
+    """Leaves out the `_created` series, which double every counter and which nobody uses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -255,21 +235,19 @@ class _WithoutBirths(Collector):
             yield metric
 
 
-class _Asked(Collector):
-    """Asks when a scrape comes. What cannot be answered is left out; it must not cost the other figures."""
+class _OnScrape(Collector):
+    """Reads values when a scrape comes. What cannot be read is left out, without losing the other metrics."""
 
-    def __init__(self, ask: Callable[[], Iterable[Metric]], name: str = "", kind: str = "") -> None:
-        self._ask = ask
+    def __init__(self, read: Callable[[], Iterable[Metric]], name: str = "", kind: str = "") -> None:
+        self._read = read
         self._claimed = [Metric(name, "", kind)] if name else []
 
     def describe(self) -> Iterable[Metric]:
-        """Names to hold against doubles."""
+        """Names to check for duplicates."""
         return self._claimed
 
     def collect(self) -> Iterable[Metric]:
-        found: list[Metric] = []
-        try:
-            found.extend(self._ask())
-        except Exception:
-            return found
-        return found
+        metrics: list[Metric] = []
+        with suppress(Exception):
+            metrics.extend(self._read())
+        return metrics

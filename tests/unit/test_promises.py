@@ -16,7 +16,7 @@ import pytest
 from gpustackd.observe.events import EVENTS
 from tests.package import Package, cycles
 
-METRICS = ("Counter", "Gauge", "Histogram")
+METRICS = ("counter", "gauge", "histogram")
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +108,12 @@ def test_every_metric_is_counted(package: Package) -> None:
 
 
 def metrics_of(node: ast.ClassDef) -> list[str]:
-    """Attributes that are set to a Counter, Gauge or Histogram in the class."""
+    """Attributes that are set to a Counter, Gauge or Histogram in the class, or to a partial call of one."""
     return [
         target.attr
         for a in ast.walk(node)
         if isinstance(a, ast.Assign) and isinstance(a.value, ast.Call)
-        if ast.unparse(a.value.func) in METRICS
+        if ast.unparse(a.value.func).lower() in METRICS
         for target in a.targets
         if isinstance(target, ast.Attribute)
     ]
