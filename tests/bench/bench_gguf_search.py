@@ -34,7 +34,7 @@ from tests.gguf_models import GEMMA_27B, LLAMA_8B, LLAMA_70B, LLAMA_405B, R1_BF1
 SIZES = (1, 8, 64, 512)
 CARDS = ("A-24", "B-16", "C-48", "D-12")
 REPORTED = 30
-"""Workers of the search that took the peer minutes."""
+"""Workers of a search among thousands of sets of GPUs."""
 BOUND = 50.0
 """Milliseconds that it may take here."""
 

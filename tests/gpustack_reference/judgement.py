@@ -59,7 +59,8 @@ class Holds:
 
 
 def agree(got: Any, wanted: Any, tolerance: float = 1e-9) -> bool:
-    """Whether a value is the one that is wanted; numbers up to a relative tolerance."""
+    """Whether a value is the one that is wanted. Whole numbers are equal or not; others agree up to a
+    relative tolerance."""
     if isinstance(wanted, OneOf):
         return any(agree(got, v, tolerance) for v in wanted.values)
     if isinstance(wanted, Between):
@@ -83,6 +84,8 @@ def agree(got: Any, wanted: Any, tolerance: float = 1e-9) -> bool:
         )
     if isinstance(wanted, bool) or isinstance(got, bool) or wanted is None or got is None:
         return got is wanted
+    if isinstance(wanted, int) and isinstance(got, int):
+        return got == wanted
     if isinstance(wanted, (int, float)) and isinstance(got, (int, float)):
         return math.isclose(got, wanted, rel_tol=tolerance, abs_tol=tolerance)
     return bool(got == wanted)

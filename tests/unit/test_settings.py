@@ -188,7 +188,7 @@ def test_no_name_is_suggested_where_only_the_prefix_is_alike(monkeypatch: pytest
     assert mistake().endswith("GPUSTACKD_FOO: unknown setting")
 
 
-def test_variables_of_tests_and_of_the_peer_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_tests_and_of_other_programs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "GPUSTACKD_TEST_DATABASE_URL",
         "GPUSTACKD_PEER_CASES",

@@ -60,6 +60,15 @@ def _cluster(case: Case, finding: Finding) -> Any:
 
 FILTERS = (
     Difference(
+        "backend_is_always_known",
+        "a model without a backend is one of vLLM, and is held to its images",
+        "The peer lets every worker pass where it cannot tell the backend. Here the backend in effect is "
+        "always known.",
+        "who leaves the backend out: the model does not land where its engine cannot start",
+        ("kept", "dropped"),
+        _known_backend,
+    ),
+    Difference(
         "cpu_is_no_accelerator",
         "a version that is registered for the CPU admits workers without accelerators",
         "With the peer it admits every worker, whatever accelerators it has. A version for `any` does so "
@@ -84,15 +93,6 @@ FILTERS = (
         "who has hosts with old drivers: the refusal names the level that is needed",
         ("kept", "dropped"),
         _older_host,
-    ),
-    Difference(
-        "backend_is_always_known",
-        "a model without a backend is one of vLLM, and is held to its images",
-        "The peer lets every worker pass where it cannot tell the backend. Here the backend in effect is "
-        "always known.",
-        "who leaves the backend out: the model does not land where its engine cannot start",
-        ("kept", "dropped"),
-        _known_backend,
     ),
     Difference(
         "no_cluster_is_any_cluster",

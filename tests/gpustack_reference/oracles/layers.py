@@ -140,10 +140,11 @@ def _steps(line: Sequence[int]) -> list[int]:
 
 
 def _base_of_others(several: Items, blocks: list[int]) -> int:
-    """Buffers of a device that is not the first one: of the line with a block on the second device."""
+    """Buffers of a device that is not the first one: of the line with two blocks, one of them there."""
     for blocks_there, _, _, devices in several:
-        if devices[1][2] == 1 and blocks_there == 2:
-            return int(devices[1][1] - blocks[0])
+        second = [d for d in devices[1:] if d[2] == 1]
+        if blocks_there == 2 and second:
+            return int(second[0][1] - blocks[0])
     return 2**62
 
 

@@ -31,7 +31,7 @@ def failed(**more: object) -> FailedInstance:
     return FailedInstance(**{"id": 7, "restart_count": 0, "failures": 1, "since": 1e6, **more})  # type: ignore[arg-type]
 
 
-def test_delays_are_those_of_the_peer() -> None:
+def test_delays_double_from_ten_seconds_to_five_minutes() -> None:
     assert [restart_delay(k) for k in range(1, 11)] == [0, 10, 20, 40, 80, 160, 300, 300, 300, 300]
     assert restart_delay(10**6) == 300
 

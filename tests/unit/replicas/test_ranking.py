@@ -1,4 +1,4 @@
-"""Who goes first: the executed rankings of the peer, the finer order, and rows that cannot be read."""
+"""Who goes first: worked rankings, the finer order, and rows that cannot be read."""
 
 from __future__ import annotations
 
