@@ -139,32 +139,43 @@ def _column_default(column: Any) -> str:
 
 # --- metrics -----------------------------------------------------------------------------------------------
 
-_KINDS = {
-    "Counter": "counter", "CounterMetricFamily": "counter", "watch_total": "counter",
-    "Gauge": "gauge", "GaugeMetricFamily": "gauge", "watch_gauge": "gauge",
-    "Histogram": "histogram",
-}  # fmt: skip
+_WATCHED = {"watch_total": "counter", "watch_gauge": "gauge"}
 
 
 def metrics(_: Kept) -> Iterator[str]:
-    """Every metric, found where the code names it: parts of a daemon add their own to one registry."""
-    found = sorted(m for path in sorted((ROOT / "gpustackd").rglob("*.py")) for m in _metrics_in(path))
-    yield from _rows(("metric", "kind", "labels", "meaning"), found)
+    """Every metric: those of `Metrics` itself, and those that parts of a daemon add where the code names
+    them."""
+    added = [m for path in sorted((ROOT / "gpustackd").rglob("*.py")) for m in _added_in(path)]
+    yield from _rows(("metric", "kind", "labels", "meaning"), sorted([*_registered(), *added]))
 
 
-def _metrics_in(path: Path) -> Iterator[tuple[str, str, str, str]]:
+def _registered() -> Iterator[tuple[str, str, str, str]]:
+    from gpustackd.observe.metrics import Metrics
+
+    registry = Metrics(version="", replica="").registry
+    for collector in list(registry._collector_to_names):
+        labels = getattr(collector, "_labelnames", ())
+        for family in collector.collect():
+            if family.name.startswith("gpustackd_"):
+                yield _metric(
+                    family.name,
+                    family.type,
+                    labels or getattr(family, "_labelnames", ()),
+                    family.documentation,
+                )
+
+
+def _added_in(path: Path) -> Iterator[tuple[str, str, str, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call) or len(node.args) < 2:
-            continue
-        called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-        name, text = (a.value if isinstance(a, ast.Constant) else None for a in node.args[:2])
-        if called not in _KINDS or not isinstance(name, str) or not name.startswith("gpustackd_"):
-            continue
-        kind = _KINDS[called]
-        total = "_total" if kind == "counter" and not name.endswith("_total") else ""
-        given = [*node.args[2:], *(k.value for k in node.keywords if k.arg in ("labels", "labelnames"))]
-        labels = [c.value for a in given if isinstance(a, ast.List) for c in a.elts]
-        yield f"`{name}{total}`", kind, ", ".join(f"`{label}`" for label in labels) or "–", str(text)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _WATCHED and len(node.args) > 1:
+            name, text = (a.value if isinstance(a, ast.Constant) else None for a in node.args[:2])
+            if isinstance(name, str):
+                yield _metric(name, _WATCHED[node.func.attr], (), str(text))
+
+
+def _metric(name: str, kind: str, labels: Iterable[str], text: str) -> tuple[str, str, str, str]:
+    total = "_total" if kind == "counter" else ""
+    return f"`{name}{total}`", kind, ", ".join(f"`{label}`" for label in labels) or "–", text
 
 
 # --- log events --------------------------------------------------------------------------------------------

@@ -59,11 +59,11 @@ def explain(
 async def explain_instance(settings: Settings, url: str, name: str) -> dict[str, Any]:
     """All that is known of an instance, as data. Raise Refused where there is none of that name,
     DatabaseUnavailable or WrongRevision."""
-    from gpustackd.daemon.whatif.compose import uncollected
+    from gpustackd.daemon.compose import no_garbage_collection
     from gpustackd.store.postgres.inventory import InventoryReads
     from gpustackd.store.postgres.snapshot import snapshot
 
-    async with uncollected(), snapshot(url, "gpustackd explain") as (store, connection):
+    async with no_garbage_collection(), snapshot(url, "gpustackd explain") as (store, connection):
         inventory = InventoryReads(connection)
         (row,) = await inventory.rows("instances", name)
         decisions = await inventory.decisions(row["id"])
@@ -77,7 +77,7 @@ async def _explained(
     settings: Settings, store: PostgresStore, connection: Connection, row: Row
 ) -> Explanation | None:
     """The decision that a daemon with these settings would make now; None where one is being made."""
-    from gpustackd.daemon.whatif.compose import held_by_others, standing_on
+    from gpustackd.daemon.compose import foreign_memory, open_snapshot
     from gpustackd.daemon.whatif.explain import explain
     from gpustackd.placement.advice.changes import Holder
     from gpustackd.ports import WaitingInstance
@@ -93,8 +93,8 @@ async def _explained(
         h["id"]: Holder(h["id"], h["name"], h["model"], h["model_id"], h["priority"])
         for h in await InventoryReads(connection).holders()
     }
-    async with standing_on(store, settings, await held_by_others(store, settings)) as standing:
-        return await explain(standing, mine, queue, holders)
+    async with open_snapshot(store, settings, await foreign_memory(store, settings)) as current:
+        return await explain(current, mine, queue, holders)
 
 
 def explanation(

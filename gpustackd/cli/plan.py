@@ -54,11 +54,11 @@ def plan(
 async def plan_documents(settings: Settings, url: str, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The plan of documents, each a (text, name) of a file, as data. Raise Refused where `apply` would
     refuse one, DatabaseUnavailable or WrongRevision."""
-    from gpustackd.daemon.whatif.compose import planned, uncollected
+    from gpustackd.daemon.compose import make_plan, no_garbage_collection
     from gpustackd.store.documents.reading import read_documents
 
     files = [read_documents(text, name) for text, name in texts]
-    async with uncollected(), planned(url, settings, files) as (made, names):
+    async with no_garbage_collection(), make_plan(url, settings, files) as (made, names):
         return _as_data(made, names)
 
 
@@ -67,7 +67,7 @@ def _as_data(made: Plan, names: Mapping[int, tuple[str, str]]) -> dict[str, Any]
     from gpustackd.cli.planned_fleet import gpu_rows, remaining, worker_rows
 
     known = {**names, **{t.id: (t.name, t.model) for t in made.trials}}
-    fleet = made.standing.fleet
+    fleet = made.snapshot.fleet
     asked = [t for t in made.trials if t.asked]
     return {
         "fits": made.fits,

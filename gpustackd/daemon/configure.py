@@ -53,7 +53,7 @@ def replica_policy(settings: Settings) -> ReplicaPolicy:
     )
 
 
-def windows(settings: Settings) -> Timeouts:
+def timeouts(settings: Settings) -> Timeouts:
     """How long is waited for workers and placed instances."""
     return Timeouts(
         interval=settings.worker_heartbeat_interval,
@@ -67,8 +67,8 @@ def windows(settings: Settings) -> Timeouts:
     )
 
 
-def usage_fresh(settings: Settings) -> float | None:
-    """Seconds for which a usage sample is trusted: as long as a worker counts as alive without a heartbeat.
+def sample_age(settings: Settings) -> float | None:
+    """Seconds for which a usage sample is trusted: as long as a worker counts as alive without a heartbeat;
     None where others' memory does not count."""
     avoid = settings.foreign_memory == "avoid"
     return settings.worker_heartbeat_grace_period if avoid else None

@@ -39,6 +39,8 @@ class Metrics:
         self._overtaken = counter(
             "gpustackd_decisions_overtaken", "Placements made anew for changes of the fleet"
         )
+        self._unreadable = counter("gpustackd_model_read_failures", "Failed reads of models")
+        self._queue_dropped = counter("gpustackd_queue_dropped", "Instances the full queue dropped")
         self._cut = counter("gpustackd_searches_cut", "Searches ended at their limit")
         stage_failures = "Decisions made without a filter or scorer that failed"
         self._stage_failures = counter("gpustackd_stage_failures", stage_failures, ["stage"])
@@ -75,14 +77,13 @@ class Metrics:
         self._database_errors.labels("lost")
         for stage in STAGES:
             self._stage_failures.labels(stage)
+        self.recovery = RecoveryMetrics(on)
 
-        self._reconnects = 0
-        self._deaf_probes = 0
-        self._dropped_before = 0
+        self._reconnects: Callable[[], int] = lambda: 0
+        self._probe_failures: Callable[[], int] = lambda: 0
         self._queue: Callable[[], Mapping[str, int]] = dict
         self._fleet: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._held: Callable[[], int] = lambda: 0
-        self._dropped: Callable[[], int] = lambda: 0
         on.register(_OnScrape(self._session))
         on.register(_OnScrape(self._listener))
 
@@ -108,6 +109,14 @@ class Metrics:
     def search_cut(self) -> None:
         """A search ended at its limit."""
         self._cut.inc()
+
+    def model_unreadable(self) -> None:
+        """The files of a model could not be read."""
+        self._unreadable.inc()
+
+    def queue_dropped(self, count: int) -> None:
+        """The queue had no room for so many instances."""
+        self._queue_dropped.inc(count)
 
     def stage_failed(self, stage: str) -> None:
         """A decision went on without this filter or scorer (`filter.labels`, `scorer.locality`, …)."""
@@ -160,10 +169,9 @@ class Metrics:
         """An error of gpustackd itself, which was contained."""
         self._unexpected.labels(where).inc()
 
-    def listening(self, arriving: bool, reconnects: int, probe_failures: int) -> None:
-        """Whether notifications arrive, with totals since the start of the process."""
+    def listening(self, arriving: bool) -> None:
+        """Whether notifications arrive."""
         self._listening.set(arriving)
-        self._reconnects, self._deaf_probes = reconnects, probe_failures
 
     # -- states ---------------------------------------------------------------------------------------
 
@@ -173,12 +181,13 @@ class Metrics:
         queue: Callable[[], Mapping[str, int]],
         fleet: Callable[[], tuple[int, int]],
         held: Callable[[], int],
-        dropped: Callable[[], int] = lambda: 0,
     ) -> None:
-        """From now on scrapes read these: ids per lane, (workers, GPUs) known, claims held, and the total
-        of ids for which the queue had no room (totals of queues watched before are added)."""
-        self._dropped_before += self._dropped()
-        self._queue, self._fleet, self._held, self._dropped = queue, fleet, held, dropped
+        """From now on scrapes read these: ids per lane, (workers, GPUs) known, and claims held."""
+        self._queue, self._fleet, self._held = queue, fleet, held
+
+    def watch_listener(self, reconnects: Callable[[], int], probe_failures: Callable[[], int]) -> None:
+        """From now on scrapes read these totals since the start of the process."""
+        self._reconnects, self._probe_failures = reconnects, probe_failures
 
     def watch_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Have scrapes read one more value, such as the age of the loop's last beat in seconds."""
@@ -197,10 +206,6 @@ class Metrics:
         for lane, count in self._queue().items():
             lanes.add_metric([str(lane)], count)
         yield lanes
-        dropped = self._dropped_before + self._dropped()
-        yield CounterMetricFamily(
-            "gpustackd_queue_dropped", "Instances the full queue dropped", value=dropped
-        )
         workers, gpus = self._fleet()
         yield GaugeMetricFamily("gpustackd_fleet_workers", "Workers known", value=workers)
         yield GaugeMetricFamily("gpustackd_fleet_gpus", "GPUs known", value=gpus)
@@ -208,13 +213,57 @@ class Metrics:
 
     def _listener(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
-            "gpustackd_listen_reconnects", "New connections for LISTEN", value=self._reconnects
+            "gpustackd_listen_reconnects", "New connections for LISTEN", value=self._reconnects()
         )
         yield CounterMetricFamily(
             "gpustackd_listen_probe_failures",
             "Test notifications that never arrived",
-            value=self._deaf_probes,
+            value=self._probe_failures(),
         )
+
+
+CAUSES: Final = ("worker_lost", "not_taken", "not_reported", "drained", "failed", "out_of_memory")
+"""Why an instance was sent back to be placed anew."""
+
+
+class RecoveryMetrics:
+    """What is counted of workers and of instances that have a place."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        evicted = "Instances that this replica sent back to be placed anew"
+        self._evicted = counter("gpustackd_instances_evicted", evicted, ["cause"])
+        unreachable = "Instances that this replica marked UNREACHABLE"
+        self._unreachable = counter("gpustackd_instances_unreachable", unreachable)
+        self._restarted = counter("gpustackd_instances_restarted", "Restarts in place")
+        self._silent = counter("gpustackd_workers_silent", "Workers that fell silent")
+        down = "Workers that are down and have not been given up"
+        self._down = gauge("gpustackd_workers_down", down)
+        halted = "1 while nothing is evicted: too many workers down at once, or watched for too short a time"
+        self._halted = gauge("gpustackd_evictions_halted", halted, ["reason"])
+        for cause in CAUSES:
+            self._evicted.labels(cause)
+        for reason in ("mass_loss", "own_outage"):
+            self._halted.labels(reason)
+
+    def census(self, *, silent: int, down: int, mass_loss: bool, own_outage: bool) -> None:
+        """A sweep found so many workers newly silent and so many down; why nothing is evicted, if so."""
+        self._silent.inc(silent)
+        self._down.set(down)
+        self._halted.labels("mass_loss").set(mass_loss)
+        self._halted.labels("own_outage").set(own_outage)
+
+    def evicted(self, cause: str) -> None:
+        """An instance was sent back (one of `CAUSES`)."""
+        self._evicted.labels(cause).inc()
+
+    def unreachable(self) -> None:
+        """An instance was marked UNREACHABLE."""
+        self._unreachable.inc()
+
+    def restarted(self) -> None:
+        """An instance in ERROR was given to its worker again."""
+        self._restarted.inc()
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gpustackd.daemon.whatif.compose import standing_on
+from gpustackd.daemon.compose import open_snapshot
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.outcome import Placed
 from gpustackd.settings import load
@@ -119,15 +119,15 @@ async def at_rest(site: Site) -> None:
         await site.settled()
         async with (
             snapshot(site.url, "gpustackd test") as (store, _),
-            standing_on(store, settings) as standing,
+            open_snapshot(store, settings) as now,
         ):
             waiting = await store.waiting(None)
-            await standing.read({w.model_id for w in waiting})
+            await now.read({w.model_id for w in waiting})
             fits = [
                 w.id
                 for w in waiting
-                if isinstance(demand := standing.demand(w.model_id), Demand)
-                and isinstance(standing.judge.decide(demand, w.id, w.name)[0], Placed)
+                if isinstance(demand := now.demand(w.model_id), Demand)
+                and isinstance(now.decider.decide(demand, w.id, w.name)[0], Placed)
             ]
         if not fits:
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpustackd.daemon.whatif.compose import planned
+from gpustackd.daemon.compose import make_plan
 from gpustackd.daemon.whatif.plan import PlannedDecision
 from gpustackd.domain.outcome import Placed
 from gpustackd.settings import load
@@ -91,7 +91,7 @@ async def planned_and_applied(
     wanted = [*now.models[1:], *now.instances(now.chance.randint(2, 9), start=10)]
     wanted = [d for d in wanted if d["kind"] == "Model" or known(d["model"], now)]
     settings = load(None, {"database_url": site.url})
-    async with planned(site.url, settings, [documents(wanted)]) as (plan, _):
+    async with make_plan(site.url, settings, [documents(wanted)]) as (plan, _):
         foreseen = {t.name: where(t) for t in plan.trials}
     assert await snapshot_of(site) == before, "a plan wrote something"
     began = daemon.latest()

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import yaml
 
-from gpustackd.daemon.whatif.compose import standing_on
+from gpustackd.daemon.compose import open_snapshot
 from gpustackd.daemon.whatif.explain import explain
 from gpustackd.daemon.whatif.plan import Planner
 from gpustackd.demo.models.examples import folder, write_models
@@ -40,8 +40,8 @@ async def _decided(into: Path) -> list[Entry]:
     overlay = Overlay(store)
     await overlay.write(read_documents(yaml.safe_dump_all(_documents(into), sort_keys=False), "demo"))
     settings = load(None, {"database_url": "postgresql://nobody@localhost/none"})
-    async with standing_on(store, settings) as standing:
-        plan = await Planner(store, overlay, standing).plan((), now=NOW)
+    async with open_snapshot(store, settings) as snapshot:
+        plan = await Planner(store, overlay, snapshot).plan((), now=NOW)
         placed = [t for t in plan.trials if t.placed]
         holders = {t.id: Holder(t.id, t.name, t.model, t.model_id) for t in placed}
         queue = await store.waiting(None)
@@ -52,7 +52,7 @@ async def _decided(into: Path) -> list[Entry]:
             if not t.placed and t.model_id not in asked:
                 asked.add(t.model_id)
                 waiting = next(w for w in queue if w.id == t.id)
-                advice = (await explain(standing, waiting, queue, holders)).advice
+                advice = (await explain(snapshot, waiting, queue, holders)).advice
             found.append((t.name, t.outcome, advice))
     return found
 

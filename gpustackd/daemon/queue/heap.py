@@ -39,12 +39,12 @@ class RemovableHeap(Generic[T]):
         return (item for _, stamp, item in self._entries if stamp == item.stamp)
 
     def add(self, rank: tuple[float, ...], item: T) -> None:
-        """Add an item that is not in here."""
+        """Add an item that is not in the heap."""
         self._live += 1
         heapq.heappush(self._entries, (rank, item.stamp, item))
 
-    def left(self) -> None:
-        """Tell that one item is in here no more: its stamp has just changed."""
+    def removed(self) -> None:
+        """One item is no longer in the heap: its stamp has just changed."""
         self._live -= 1
         if len(self._entries) > 2 * self._live + _SLACK:
             self._entries = [entry for entry in self._entries if entry[1] == entry[2].stamp]
@@ -63,5 +63,5 @@ class RemovableHeap(Generic[T]):
         """The item of the lowest rank. Raise IndexError when empty."""
         first = self.first()
         if first is None:
-            raise IndexError("nothing in here")
+            raise IndexError("the heap is empty")
         return first[1]

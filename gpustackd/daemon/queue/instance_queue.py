@@ -1,8 +1,8 @@
-"""The async unique queue: every waiting instance once, in the lane that says what it waits for.
+"""The instance queue: every waiting instance once, in the lane that says what it waits for.
 
-    put ──► ACTIVE ──take──► IN_FLIGHT ──done──────► forgotten
-              ▲                  │ ── retry ───────► BACKOFF    until its time, or a cure
-              │                  │ ── park ────────► PARKED     until a cure, grouped by demand
+    put ──► ACTIVE ──take──► IN_FLIGHT ── done ───► forgotten
+              ▲                  │ ────── retry ──► BACKOFF    until its time, or a cure
+              │                  │ ────── park ───► PARKED     until a cure, grouped by demand
               └── time, cure, activate, or a put or cure that came while it was in flight
 
 One event loop owns it; nothing awaits but `take`, so no step can be seen half done. Nothing is lost: what
@@ -17,21 +17,12 @@ from typing import NamedTuple
 import anyio
 import anyio.lowlevel
 
-from gpustackd.daemon.queue.lanes import (
-    Lane,
-    Lanes,
-    ParkedGroup,
-    QueuedInstance,
-    WakeOrigin,
-    seen,
-)
+from gpustackd.daemon.queue.lanes import Lane, Lanes, ParkedGroup, QueuedInstance, WakeOrigin
 from gpustackd.domain.outcome import Cure
 
-__all__ = ["InstanceQueue", "Lane", "ParkedGroup", "Taken", "WakeOrigin"]
 
-
-class Taken(NamedTuple):
-    """One id to work on."""
+class QueueEntry(NamedTuple):
+    """One id to work on, as it left the queue."""
 
     id: int
     model_id: int
@@ -55,7 +46,7 @@ class InstanceQueue:
         self.overflowed = False
         """Something was dropped since the last `rescan_started`: only a rescan can find it."""
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._lanes.items)
@@ -88,7 +79,7 @@ class InstanceQueue:
         size: float = 0.0,
         batch: int | None = None,
     ) -> bool:
-        """Tell that an instance waits for work, as its row says. Equal priorities go by `size`, larger
+        """An instance waits for work, as its row says. Equal priorities go by `size`, larger
         first, then by `created`, older first; `due_in` > 0 holds an id back for so many seconds. Returns
         False where there is no room for it.
 
@@ -111,29 +102,29 @@ class InstanceQueue:
         item.scan = self._scan
         size = size or item.size  # known once, known for good
         if (item.priority, item.created, item.size) != (priority, created, size):
-            self._lanes.rank_anew(item, priority, created, size)
+            self._lanes.change_rank(item, priority, created, size)
         if item.lane is Lane.IN_FLIGHT:
             item.again, item.origin = True, origin
         return True
 
     # -- going out ------------------------------------------------------------------------------------
 
-    def take_nowait(self, limit: int) -> list[Taken]:
+    def take_nowait(self, limit: int) -> list[QueueEntry]:
         """Up to `limit` ids to work on now, best first. In flight until one of the three ways back."""
         if self._closed:
             return []
         now = self._clock()
         while (due := self._lanes.backoff.first()) and due[0][0] <= now:
             self._activate(due[1], WakeOrigin.DUE)
-        batch: list[Taken] = []
+        batch: list[QueueEntry] = []
         while len(batch) < limit and (first := self._lanes.active.first()):
             item = first[1]
             self._lanes.leave(item)
             self._lanes.enter(item, Lane.IN_FLIGHT)
-            batch.append(Taken(item.id, item.model_id, item.priority, item.created, item.origin))
+            batch.append(QueueEntry(item.id, item.model_id, item.priority, item.created, item.origin))
         return batch
 
-    async def take(self, limit: int) -> list[Taken]:
+    async def take(self, limit: int) -> list[QueueEntry]:
         """As `take_nowait`, but wait until there is something; an empty list says that the queue is closed.
 
         Cancelled while waiting, it has taken nothing.
@@ -211,8 +202,8 @@ class InstanceQueue:
     def parked_groups(
         self, cure: Cure = Cure.ANY, model_ids: Collection[int] | None = None
     ) -> list[ParkedGroup]:
-        """PARKED groups that one of these events could help, best head first."""
-        return [seen(group) for group in self._lanes.groups_with(cure, model_ids)]
+        """Groups that one of these events could help, best head first."""
+        return [group.view() for group in self._lanes.groups_with(cure, model_ids)]
 
     def activate(self, group: Hashable, n: int | None = None, origin: WakeOrigin = WakeOrigin.CURE) -> int:
         """Make the best `n` of a group active (None = all); returns how many that were."""
@@ -223,7 +214,8 @@ class InstanceQueue:
         return moved
 
     def activate_changed(self, group: Hashable, signature: str, origin: WakeOrigin = WakeOrigin.CURE) -> int:
-        """Make those of a group active whose rows tell another refusal than `signature`; returns how many."""
+        """Make those of a group active whose rows carry another refusal than `signature`; returns how
+        many."""
         known = self._lanes.groups.get(group)
         if known is None or known.signatures.keys() == {signature}:
             return 0
@@ -291,7 +283,7 @@ class InstanceQueue:
         return item
 
     def _at_once(self, item: QueuedInstance, cures: Cure) -> bool:
-        """Make a landed item active again where something came meanwhile that its outcome knows not of."""
+        """Make a landed item active again where something came meanwhile that its outcome ignores."""
         # flags are slow to combine, and as a rule nothing came
         again, cured = item.again, item.missed is not Cure.NONE and bool(item.missed & cures)
         item.again, item.missed = False, Cure.NONE
@@ -318,7 +310,7 @@ class InstanceQueue:
 
     def _made_room(self) -> None:
         if 10 * len(self) < 9 * self._limit:
-            self._lanes.room_again()
+            self._lanes.forget_worst()
 
     def _signal(self) -> None:
         if self._waiter is not None:

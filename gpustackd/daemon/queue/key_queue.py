@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from gpustackd.daemon.scheduling.backoff import Backoff
+from gpustackd.daemon.backoff import Backoff
 
 K = TypeVar("K", bound=Hashable)
 

@@ -1,7 +1,7 @@
-"""The lanes of the unique queue: where each id stands, in what order, and what could move it on.
+"""The lanes of the instance queue: where each id stands, in what order, and what could move it on.
 
-Mechanics only: every id is in exactly one lane, and `enter`, `leave` and `rank_anew` keep the counts, the
-order and the groups in step. When something moves is decided in `unique_queue`.
+Mechanics only: every id is in exactly one lane, and `enter`, `leave` and `change_rank` keep the counts, the
+order and the groups in step. When something moves is decided in `instance_queue`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class QueuedInstance:
 
 
 class DemandGroup:
-    """Waiting items of one demand."""
+    """WaitingInstance items of one demand."""
 
     __slots__ = ("cures", "key", "members", "model_id", "signatures")
 
@@ -101,6 +101,14 @@ class DemandGroup:
         """Of all that came in since it was empty: one too many costs a decision, one too few a long wait."""
         self.members: RemovableHeap[QueuedInstance] = RemovableHeap()
         self.signatures: dict[str | None, int] = {}
+
+    def view(self) -> ParkedGroup:
+        """The group as others see it now."""
+        head = self.members.head()
+        return ParkedGroup(
+            self.key, self.model_id, self.cures, len(self.members), head.priority, head.created,
+            frozenset(self.signatures),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +125,6 @@ class ParkedGroup:
     created: float
     signatures: frozenset[str | None]
     """Signatures of the refusals that their rows carry."""
-
-
-def seen(group: DemandGroup) -> ParkedGroup:
-    """The group as others see it."""
-    head = group.members.head()
-    return ParkedGroup(
-        group.key, group.model_id, group.cures, len(group.members), head.priority, head.created,
-        frozenset(group.signatures),
-    )  # fmt: skip
 
 
 class Lanes:
@@ -169,40 +168,40 @@ class Lanes:
         item.stamp = 0
         self.counts[lane] -= 1
         if lane is Lane.ACTIVE:
-            self.active.left()
+            self.active.removed()
         elif lane is Lane.IN_FLIGHT:
             del self.in_flight[item.id]
             return
         elif lane is Lane.BACKOFF:
-            self.backoff.left()
+            self.backoff.removed()
             for flag in item.cures:
                 self._backoff_cures[flag] -= 1
         else:
             self._part(item)
         if self._worst is not None:
-            self._worst.left()
+            self._worst.removed()
 
     def forget(self, item: QueuedInstance) -> None:
         """Take an item that has left its lane out of the queue."""
         del self.items[item.id]
 
-    def rank_anew(self, item: QueuedInstance, priority: int, created: float, size: float) -> None:
+    def change_rank(self, item: QueuedInstance, priority: int, created: float, size: float) -> None:
         """Change the order of an item inside its lane."""
         item.priority, item.created, item.size = priority, created, size
         if item.lane is Lane.IN_FLIGHT:
             return
         item.stamp = next(self._stamps)
         if item.lane is Lane.ACTIVE:
-            self.active.left()
+            self.active.removed()
             self.active.add(item.rank, item)
         elif item.lane is Lane.BACKOFF:
-            self.backoff.left()
+            self.backoff.removed()
             self.backoff.add((item.due, item.id), item)
         elif item.group is not None:
-            item.group.members.left()
+            item.group.members.removed()
             item.group.members.add(item.rank, item)
         if self._worst is not None:
-            self._worst.left()
+            self._worst.removed()
             self._worst.add(item.worth, item)
 
     def worst(self) -> QueuedInstance | None:
@@ -215,8 +214,8 @@ class Lanes:
         first = self._worst.first()
         return first[1] if first else None
 
-    def room_again(self) -> None:
-        """No need to know the worst for now."""
+    def forget_worst(self) -> None:
+        """There is room again: no need to know the worst for now."""
         self._worst = None
 
     def backoff_with(self, cure: Cure, model_ids: Collection[int] | None) -> list[QueuedInstance]:
@@ -227,10 +226,10 @@ class Lanes:
 
     def groups_with(self, cure: Cure, model_ids: Collection[int] | None) -> list[DemandGroup]:
         """Groups that one of these events could help, the one with the best head first."""
-        found: Collection[DemandGroup] = self.groups.values()
+        groups: Collection[DemandGroup] = self.groups.values()
         if model_ids is not None:
-            found = [g for m in set(model_ids) for g in self._groups_of_model.get(m, {}).values()]
-        return sorted((g for g in found if g.cures & cure), key=lambda group: group.members.head().rank)
+            groups = [g for m in set(model_ids) for g in self._groups_of_model.get(m, {}).values()]
+        return sorted((g for g in groups if g.cures & cure), key=lambda group: group.members.head().rank)
 
     def _join(self, item: QueuedInstance, key: Hashable) -> None:
         group = self.groups.get(key)
@@ -246,7 +245,7 @@ class Lanes:
         group = item.group
         assert group is not None
         item.group = None
-        group.members.left()
+        group.members.removed()
         group.signatures[item.signature] -= 1
         if not group.signatures[item.signature]:
             del group.signatures[item.signature]

@@ -28,7 +28,6 @@ class WakeupBatch:
     deleted: bool = False
     full: bool = False
     """Look at everything: at start, at a rescan, after a reconnect, on overflow."""
-    listening_began: bool = False
 
     def add(self, more: WakeupBatch) -> bool:
         """Take over what came later; returns whether instances were created meanwhile."""
@@ -37,7 +36,6 @@ class WakeupBatch:
         self.cures |= more.cures
         self.deleted |= more.deleted
         self.full |= more.full
-        self.listening_began |= more.listening_began
         return bool(more.created)
 
     @property
@@ -46,41 +44,43 @@ class WakeupBatch:
 
 
 class Wakeups:
-    """`tell` is called from the listener (never blocks); `next` waits until there is something."""
+    """One per process. `notify` never blocks (the listener calls it); `next` waits for something."""
 
     def __init__(self, most: int = 20_000) -> None:
+        """`most`: ids of new instances that are kept; beyond that a full scan is asked for."""
         self._most = most
-        self._now = WakeupBatch()
+        self._batch = WakeupBatch()
         self._event = anyio.Event()
 
-    def tell(self, wake: Wake) -> None:
-        now = self._now
+    def notify(self, wake: Wake) -> None:
+        """Something happened. A kind that is not known asks for a full scan."""
+        batch = self._batch
         if wake.kind == "created":
-            now.created.update(wake.ids)
-            if not wake.ids or len(now.created) > self._most:
-                now.full = True
+            batch.created.update(wake.ids)
+            if not wake.ids or len(batch.created) > self._most:
+                batch.full = True
         elif wake.kind == "model":
-            now.models.update(wake.ids)
+            batch.models.update(wake.ids)
         elif wake.kind in _CURES:
-            now.cures |= _CURES[wake.kind]
-            now.deleted |= wake.kind == "deleted"
+            batch.cures |= _CURES[wake.kind]
+            batch.deleted |= wake.kind == "deleted"
         else:
-            now.full = True
+            batch.full = True
         self._event.set()
 
     def rescan(self) -> None:
         """Ask for a full scan."""
-        self._now.full = True
+        self._batch.full = True
         self._event.set()
 
     async def next(self) -> WakeupBatch:
-        """Everything since the last call."""
-        while not self._now.anything:
+        """Everything since the last call, as soon as there is something."""
+        while not self._batch.anything:
             self._event = anyio.Event()
             await self._event.wait()
         return self.take()
 
     def take(self) -> WakeupBatch:
         """Everything since the last call, perhaps nothing."""
-        found, self._now = self._now, WakeupBatch()
-        return found
+        batch, self._batch = self._batch, WakeupBatch()
+        return batch

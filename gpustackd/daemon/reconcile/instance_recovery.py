@@ -1,26 +1,28 @@
-"""Aftercare: placed instances that nobody takes, that fail, or that are to leave their worker.
+"""Instance recovery: placed instances that nobody takes, that fail, or that are to leave their worker.
 
-What is done about a failure is decided by `replicas.restart`; before a place is given up, a decision in
+What is done about a failure is decided by `replicas.crash_backoff`; before a place is given up, a decision in
 memory looks whether there is another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
 
 from gpustackd.daemon.reconcile.worker_health import WorkerHealth
 from gpustackd.daemon.scheduling.decider import Decider
 from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
 from gpustackd.daemon.scheduling.model_catalog import ModelCatalog
 from gpustackd.daemon.scheduling.path_probe import PathProbe
-from gpustackd.daemon.surface.recovery_reporter import RecoveryReporter
+from gpustackd.daemon.surface.reporter import RecoveryReporter
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.placement_hints import AvoidedPlace, with_claim_raise
 from gpustackd.domain.timeouts import Timeouts, Watch
-from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.replicas.crash_backoff import FailedInstance, RestartAction, RestartDecision, decide_restart
 from gpustackd.store.postgres.health import LIMIT, WorkerHealthStore
 from gpustackd.store.postgres.lifecycle import FailedRow, InstanceLifecycleStore, LeavingRow
@@ -29,8 +31,20 @@ _READING = 5.0
 """Seconds of one round in which models may be read; who comes later is restarted where it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlacementKnowledge:
+    """What another decision for a placed instance needs."""
+
+    fleet_feed: FleetFeed
+    catalog: ModelCatalog
+    path_probe: PathProbe
+    decider: Decider
+
+
 class InstanceRecovery:
-    """Runs until cancelled; a new one begins with every session."""
+    """A new one begins with every session."""
+
+    name = "instance recovery"
 
     def __init__(
         self,
@@ -38,62 +52,55 @@ class InstanceRecovery:
         health: WorkerHealthStore,
         lifecycle: InstanceLifecycleStore,
         workers: WorkerHealth,
-        windows: Timeouts,
-        view: FleetFeed,
-        catalogue: ModelCatalog,
-        judge: Decider,
-        paths: PathProbe,
-        reports: RecoveryReporter,
+        timeouts: Timeouts,
+        knowledge: PlacementKnowledge,
+        reporter: RecoveryReporter,
         clock: Callable[[], float],
     ) -> None:
         self._health = health
         self._lifecycle = lifecycle
         self._workers = workers
-        self._windows = windows
-        self._view = view
-        self._catalogue = catalogue
-        self._judge = judge
-        self._paths = paths
-        self._reports = reports
+        self._timeouts = timeouts
+        self._fleet_feed = knowledge.fleet_feed
+        self._catalog = knowledge.catalog
+        self._path_probe = knowledge.path_probe
+        self._decider = knowledge.decider
+        self._reporter = reporter
         self._clock = clock
-        self._watch = Watch(windows.gap)
+        self._watch = Watch(timeouts.gap)
         self._read_until = 0.0
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        task_status.started()
         while True:
-            await anyio.sleep(self._windows.care)
-            try:
-                await self.look()
-            except Contended:
-                self._reports.contended("aftercare")
-            except DatabaseUnavailable:
-                raise
-            except Exception as error:  # one row that trips this must not stop what places the others
-                self._reports.unexpected("aftercare", error)
+            await anyio.sleep(self._timeouts.care)
+            with self._reporter.contained(self.name):
+                await self._recover()
 
-    async def look(self) -> None:
+    async def _recover(self) -> None:
         """One round."""
         watched = self._watch.look(self._clock(), await self._health.clock())
         self._read_until = self._clock() + _READING
         while True:
             moved = await self._health.overdue(watched)
-            self._reports.moved(moved)
+            self._reporter.moved(moved)
             if len(moved) < LIMIT:
                 break
         self._watch.done()
         if failed := await self._lifecycle.failed():
-            await self._mend(failed)
+            await self._handle_failed(failed)
         if self._workers.draining and (leaving := await self._lifecycle.leaving()):
             await self._drain(leaving)
 
     # -- failed ---------------------------------------------------------------------------------------
 
-    async def _mend(self, rows: list[FailedRow]) -> None:
+    async def _handle_failed(self, rows: list[FailedRow]) -> None:
         again: list[FailedRow] = []
         for row in rows:
-            step = decide_restart(self._failed(row))
+            step = decide_restart(self._failed_instance(row))
             if step.action is RestartAction.GIVE_UP:
-                self._reports.hopeless(row)
+                self._reporter.hopeless(row)
             elif step.action is RestartAction.RESTART or (
                 step.action in (RestartAction.MOVE, RestartAction.RAISE_CLAIM)
                 and not await self._replace(row, step)
@@ -103,9 +110,9 @@ class InstanceRecovery:
             done = await self._lifecycle.restart(again)
             for row in again:
                 if row.id in done:
-                    self._reports.restarted(row)
+                    self._reporter.restarted(row)
 
-    def _failed(self, row: FailedRow) -> FailedInstance:
+    def _failed_instance(self, row: FailedRow) -> FailedInstance:
         return FailedInstance(
             id=row.id,
             restart_count=row.restart_count,
@@ -118,7 +125,7 @@ class InstanceRecovery:
             model_version=row.model_version,
             edited=row.edited,
             claim_raise=row.hints.claim_raise,
-            first_delay=self._windows.backoff,
+            first_delay=self._timeouts.backoff,
         )
 
     async def _replace(self, row: FailedRow, step: RestartDecision) -> bool:
@@ -131,8 +138,8 @@ class InstanceRecovery:
             before = any(a.worker_id == row.worker_id for a in row.hints.avoid)
             avoid = AvoidedPlace(row.worker_id, () if step.whole_worker or before else row.gpu_ids)
         more = step.claim_raise or row.hints.claim_raise
-        shunned = (*row.hints.avoid, avoid) if avoid is not None else ()
-        if self._judge.anew(with_claim_raise(demand, more), row.id, row.name, shunned) is None:
+        avoided = (*row.hints.avoid, avoid) if avoid is not None else ()
+        if self._decider.find_other_place(with_claim_raise(demand, more), row.id, row.name, avoided) is None:
             return False
         if avoid is None:
             cause, why = (
@@ -142,9 +149,9 @@ class InstanceRecovery:
         else:
             cause, why = "failed", f"it failed {row.failures} times on worker {row.worker}"
         text = f"{why}; the instance is placed anew"
-        if not await self._lifecycle.replace(row, text, avoid, self._windows.avoid, step.claim_raise):
+        if not await self._lifecycle.replace(row, text, avoid, self._timeouts.avoid, step.claim_raise):
             return True  # somebody else did something about it
-        self._reports.replaced(row, cause, f"{why}: {row.message or ''}"[:1000])
+        self._reporter.replaced(row, cause, f"{why}: {row.message or ''}"[:1000])
         return True
 
     # -- to leave -------------------------------------------------------------------------------------
@@ -158,13 +165,15 @@ class InstanceRecovery:
                 if serves and row.worker in left:
                     continue
                 if serves and row.running - 1 < row.least:
-                    self._reports.held(row, f"{row.running} replicas run, and {row.least} have to go on")
+                    self._reporter.drain_held(
+                        row, f"{row.running} replicas run, and {row.least} have to go on"
+                    )
                     continue
                 if not await self._could_leave(row):
-                    self._reports.held(row, "there is no other place for it now")
+                    self._reporter.drain_held(row, "there is no other place for it now")
                     continue
             if await self._lifecycle.drain(row):
-                self._reports.drained(row)
+                self._reporter.drained(row)
                 if serves:
                     left.add(row.worker)
 
@@ -173,19 +182,21 @@ class InstanceRecovery:
         if demand is None:
             return False
         return (
-            self._judge.anew(with_claim_raise(demand, row.hints.claim_raise), row.id, row.name, ())
+            self._decider.find_other_place(
+                with_claim_raise(demand, row.hints.claim_raise), row.id, row.name, ()
+            )
             is not None
         )
 
     # -- deciding -------------------------------------------------------------------------------------
 
     async def _demand(self, model_id: int) -> Demand | None:
-        """What the model asks, on a view that is up to date; None where that cannot be known soon."""
-        found = None
-        await self._catalogue.load([model_id])
+        """What the model asks, with the fleet up to date; None where that cannot be known soon."""
+        demand = None
+        await self._catalog.load([model_id])
         with anyio.move_on_after(max(self._read_until - self._clock(), 0.0)):
-            found = await self._catalogue.read(model_id)
-            if isinstance(found, Demand) and self._paths.in_the_way(found.spec):
-                await self._paths.look(found.spec)
-        await self._view.refresh()
-        return found if isinstance(found, Demand) else None
+            demand = await self._catalog.read(model_id)
+            if isinstance(demand, Demand) and self._path_probe.may_hold_up(demand.spec):
+                await self._path_probe.look(demand.spec)
+        await self._fleet_feed.refresh()
+        return demand if isinstance(demand, Demand) else None

@@ -1,66 +1,71 @@
-"""Leases: ours are renewed while we work, those of replicas that died are swept."""
+"""Leases: ours are renewed while we work, those of replicas that died are swept.
+
+Times are the database's: only lengths are ours.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from uuid import UUID
-
 import anyio
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
 
-from gpustackd.daemon.scheduling.work_state import WorkState
-from gpustackd.daemon.surface.reporter import Reporter
+from gpustackd.daemon.queue.wakeups import Wakeups
+from gpustackd.daemon.scheduling.context import SchedulingContext
 from gpustackd.errors import Contended
-from gpustackd.ports import Store, Wake
+from gpustackd.ports import Wake
 
 _RENEWALS = 3
-"""Renewals a lease's length holds: one may fail without harm."""
+"""Renewals that the length of a lease holds: one may fail without harm."""
 _SWEEPS = 6
 
 
-class Leases:
-    """Two loops that run until cancelled. Times are the database's: only lengths are ours."""
+class LeaseRenewal:
+    """Keeps the claims of this replica alive."""
 
-    def __init__(
-        self,
-        *,
-        owner: UUID,
-        lease: float,
-        store: Store,
-        desk: WorkState,
-        reports: Reporter,
-        tell: Callable[[Wake], None],
-    ) -> None:
-        self._owner = owner
-        self._lease = lease
-        self._store = store
-        self._desk = desk
-        self._reports = reports
-        self._tell = tell
+    name = "lease renewal"
 
-    async def renew(self) -> None:
+    def __init__(self, context: SchedulingContext) -> None:
+        self._context = context
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        task_status.started()
         while True:
-            await anyio.sleep(self._lease / _RENEWALS)
-            ids = list(self._desk.held)
+            await anyio.sleep(self._context.lease / _RENEWALS)
+            ids = self._context.work.held_ids()
             if not ids:
                 continue
             try:
-                kept = await self._store.renew(self._owner, ids, self._lease)
+                renewed = await self._context.store.renew(
+                    self._context.identity.owner, ids, self._context.lease
+                )
             except Contended:
-                self._reports.contended("renew")
+                self._context.reporter.contended("lease renewal")
                 continue
-            for lost in set(ids) - kept:
-                # Either it ended while we asked, or it was taken from us; the commit will tell which.
-                self._desk.let_go(lost)
+            for lost in set(ids) - renewed:
+                # Either it ended while we asked, or it was taken from us; the commit will say which.
+                self._context.work.release(lost)
 
-    async def sweep(self) -> None:
-        """Rows whose lease is over become PENDING, and whoever swept them takes them up at once."""
+
+class LeaseSweep:
+    """Rows whose lease is over become PENDING, and whoever swept them takes them up at once."""
+
+    name = "lease sweep"
+
+    def __init__(self, context: SchedulingContext, wakeups: Wakeups) -> None:
+        self._context = context
+        self._wakeups = wakeups
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        task_status.started()
         while True:
-            await anyio.sleep(self._lease / _SWEEPS)
+            await anyio.sleep(self._context.lease / _SWEEPS)
             try:
-                expired = await self._store.expire_leases()
+                expired = await self._context.store.expire_leases()
             except Contended:
-                self._reports.contended("sweep")
+                self._context.reporter.contended("lease sweep")
                 continue
             if expired:
-                self._reports.leases_expired(expired)
-                self._tell(Wake("created", tuple(expired)))
+                self._context.reporter.leases_expired(expired)
+                self._wakeups.notify(Wake("created", tuple(expired)))

@@ -1,6 +1,6 @@
 """Worker health: silent workers are NOT_READY, what was on lost ones is placed elsewhere.
 
-Every daemon sweeps for itself, by the database's clock; each statement states what it expects, so that one of
+Every replica sweeps for itself, by the database's clock; each statement says what it expects, so that one of
 them moves an instance and the others find it moved.
 """
 
@@ -9,58 +9,57 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import anyio
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
 
 from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
-from gpustackd.daemon.surface.recovery_reporter import RecoveryReporter
+from gpustackd.daemon.surface.reporter import RecoveryReporter
 from gpustackd.domain.timeouts import Timeouts, Watch
-from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.store.postgres.health import LIMIT, WorkerHealthStore
 
 
 class WorkerHealth:
-    """Runs until cancelled. A new one begins with every session: what was not watched does not count."""
+    """A new one begins with every session: what was not watched does not count."""
+
+    name = "worker health"
 
     def __init__(
         self,
-        health: WorkerHealthStore,
-        windows: Timeouts,
-        view: FleetFeed,
-        reports: RecoveryReporter,
+        store: WorkerHealthStore,
+        timeouts: Timeouts,
+        fleet_feed: FleetFeed,
+        reporter: RecoveryReporter,
         clock: Callable[[], float],
     ) -> None:
-        self._health = health
-        self._windows = windows
-        self._view = view
-        self._reports = reports
+        self._store = store
+        self._timeouts = timeouts
+        self._fleet_feed = fleet_feed
+        self._reporter = reporter
         self._clock = clock
-        self._watch = Watch(windows.gap)
+        self._watch = Watch(timeouts.gap)
         self.draining = 0
         """Workers that are to be emptied, as of the last sweep."""
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        task_status.started()
         while True:
-            try:
-                await self.look()
-            except Contended:
-                # Not a look: if it goes on like this, the watch begins anew.
-                self._reports.contended("worker health")
-            except DatabaseUnavailable:
-                raise
-            except Exception as error:  # a row that trips this must not stop what places instances
-                self._reports.unexpected("worker health", error)
-            await anyio.sleep(self._windows.sweep)
+            # One that does not succeed is not a sweep: if it goes on like this, the watch begins anew.
+            with self._reporter.contained(self.name):
+                await self._sweep()
+            await anyio.sleep(self._timeouts.sweep)
 
-    async def look(self) -> None:
+    async def _sweep(self) -> None:
         """One sweep, and as many moves as follow from it."""
-        watched = self._watch.look(self._clock(), await self._health.clock())
-        census = await self._health.sweep(watched)
+        watched = self._watch.look(self._clock(), await self._store.clock())
+        census = await self._store.sweep(watched)
         self.draining = census.draining
         if census.silent:
-            await self._view.refresh()
-        self._reports.census(census, watched)
+            await self._fleet_feed.refresh()
+        self._reporter.census(census, watched)
         while census.down:
-            moved = await self._health.leave_workers(watched)
-            self._reports.moved(moved)
+            moved = await self._store.leave_workers(watched)
+            self._reporter.moved(moved)
             if len(moved) < LIMIT:
                 break
         self._watch.done()

@@ -1,10 +1,12 @@
-"""This replica's view of the fleet: fed by what changed, corrected by what its own commits did."""
+"""This replica's copy of the fleet: fed by what changed, corrected by what its own commits did."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from math import inf
 from operator import attrgetter
+from time import monotonic
 
 import anyio
 import anyio.lowlevel
@@ -12,7 +14,7 @@ import anyio.lowlevel
 from gpustackd.domain.bookings import Booking
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.fleet.rows import WorkerRow
-from gpustackd.ports import CommitResult, FleetChanges, Proposal, Store
+from gpustackd.ports import CommitResult, FleetChanges, Store
 
 _CHUNK = 2000
 """Rows applied before others on the event loop get a turn."""
@@ -26,29 +28,44 @@ class FleetFeed:
     a read never overwrites what a commit that crossed it did."""
 
     def __init__(
-        self, store: Store, on_state: Callable[[WorkerRow, str | None], None] = lambda *_: None
+        self,
+        store: Store,
+        on_state: Callable[[WorkerRow, str | None], None] = lambda *_: None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`on_state(worker, state before)` is called for every worker that changed its state."""
         self.fleet = Fleet()
         self.lock = anyio.Lock()
-        self.foreign = 0
-        """Rows that others changed, as of the last look."""
-        self.news = 0
-        """Rises whenever a look brings such rows."""
+        self.changed_by_others = 0
+        """Rows that others had changed, as of the last read."""
+        self.generation = 0
+        """Rises whenever a read brings such rows."""
         self._store = store
         self._on_state = on_state
+        self._clock = clock
+        self._read_at = -inf
         self._mark: str | None = None
-        self._whole = True
-        """Whether the next look has to be a complete one. Told apart from the mark, which a look under way
+        self._complete_next = True
+        """Whether the next read has to be a complete one. Kept apart from the mark, which a read under way
         sets at its end."""
+
+    def age(self) -> float:
+        """Seconds since the last read began."""
+        return self._clock() - self._read_at
+
+    async def start(self) -> None:
+        """Begin with an empty fleet, whatever was known or assumed before, and read everything."""
+        self.fleet = Fleet()
+        await self.load()
 
     async def load(self) -> None:
         """Read everything anew."""
-        self._whole = True
+        self._complete_next = True
         async with self.lock:
             await self._feed()
 
     async def refresh(self) -> int:
-        """Read what changed since the last look; returns how many rows others had changed."""
+        """Read what changed since the last read; returns how many rows others had changed."""
         async with self.lock:
             return await self._feed()
 
@@ -56,47 +73,43 @@ class FleetFeed:
         """At a rescan: find rows that vanished or differ without any notice. True = something did."""
         async with self.lock:
             await self._feed()
-            known = await self._store.fleet_sums()
+            stored = await self._store.fleet_sums()
             fleet = self.fleet
-            mine = (
+            known = (
                 len(fleet.position),
                 int(fleet.worker_version[: fleet.count][fleet.alive[: fleet.count]].sum()),
                 len(fleet.slot),
                 int(fleet.gpu_version[fleet.gpu_id > 0].sum()),
             )
-            if known == mine:
+            if known == stored:
                 return False
-            self._whole = True
+            self._complete_next = True
             await self._feed()
             return True
 
     async def _feed(self) -> int:
-        whole, self._whole = self._whole, False
+        complete, self._complete_next = self._complete_next, False
+        self._read_at = self._clock()
         try:
-            return await self._read(None if whole else self._mark)
+            return await self._read(None if complete else self._mark)
         except BaseException:
-            self._whole |= whole
+            self._complete_next |= complete
             raise
 
     async def _read(self, since: str | None) -> int:
         changes = await self._store.fleet_changes(since)
         changed = await self._apply(changes)
         if changed:
-            wanted = None if changes.complete else sorted(changed)
-            by_worker: dict[int, list[Booking]] = defaultdict(list)
-            for booking in await self._store.bookings(wanted):
-                by_worker[booking.worker_id].append(booking)
-            for worker_id in changed:
-                self.fleet.set_bookings(worker_id, by_worker.get(worker_id, ()))
+            await self._read_bookings(changed, None if changes.complete else sorted(changed))
         self._mark = changes.mark
-        self.news += self.foreign > 0
-        return self.foreign
+        self.generation += self.changed_by_others > 0
+        return self.changed_by_others
 
     async def _apply(self, changes: FleetChanges) -> set[int]:
-        """Put the rows that differ from what we know; returns the workers whose ledger must be read."""
+        """Put the rows that differ from those known; returns the workers whose ledger must be read."""
         fleet = self.fleet
         changed: set[int] = set()
-        self.foreign = 0
+        self.changed_by_others = 0
         for n, worker in enumerate(sorted(changes.workers, key=_by_id), 1):
             w = fleet.position.get(worker.id)
             if w is None or fleet.worker_version[w] != worker.version:
@@ -105,7 +118,7 @@ class FleetFeed:
                 if before not in (None, worker.state):
                     self._on_state(worker, before)
                 changed.add(worker.id)
-                self.foreign += 1
+                self.changed_by_others += 1
             if n % _CHUNK == 0:
                 await anyio.lowlevel.checkpoint()
         for n, gpu in enumerate(sorted(changes.gpus, key=_by_id), 1):
@@ -113,7 +126,7 @@ class FleetFeed:
             if place is None or fleet.gpu_version[place] != gpu.version:
                 fleet.put_gpu(gpu)
                 changed.add(gpu.worker_id)
-                self.foreign += 1
+                self.changed_by_others += 1
             if n % _CHUNK == 0:
                 await anyio.lowlevel.checkpoint()
         if changes.complete:
@@ -127,21 +140,25 @@ class FleetFeed:
         for worker_id in [w for w in self.fleet.position if w not in workers]:
             self.fleet.drop_worker(worker_id)
 
-    async def committed(self, batch: Sequence[Proposal], results: Iterable[CommitResult]) -> None:
+    async def committed(self, results: Iterable[CommitResult]) -> None:
         """Acknowledge a commit: confirm what was booked, forget what was refused. Call with `lock` held."""
-        again: set[int] = set()
+        booked: set[int] = set()
         for result in results:
             if result.code is None:
-                again.update(self.fleet.confirm(result.instance_id))
+                booked.update(self.fleet.confirm(result.instance_id))
             else:
                 self.fleet.forget(result.instance_id)
-        if again:
-            by_worker: dict[int, list[Booking]] = defaultdict(list)
-            for booking in await self._store.bookings(sorted(again)):
-                by_worker[booking.worker_id].append(booking)
-            for worker_id in again:
-                self.fleet.set_bookings(worker_id, by_worker.get(worker_id, ()))
+        if booked:
+            await self._read_bookings(booked, sorted(booked))
+
+    async def _read_bookings(self, workers: set[int], ask_for: list[int] | None) -> None:
+        """Take over the ledger of these workers; `ask_for` None = read all of it."""
+        by_worker: dict[int, list[Booking]] = defaultdict(list)
+        for booking in await self._store.bookings(ask_for):
+            by_worker[booking.worker_id].append(booking)
+        for worker_id in workers:
+            self.fleet.set_bookings(worker_id, by_worker.get(worker_id, ()))
 
     def reload_next(self) -> None:
-        """Rows were deleted: only a complete look shows which."""
-        self._whole = True
+        """Rows were deleted: only a complete read shows which."""
+        self._complete_next = True

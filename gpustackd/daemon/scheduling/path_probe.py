@@ -1,7 +1,7 @@
 """Asking workers whether they have a model's local path: bounded, remembered for a while, before decisions.
 
 Only workers that a decision may choose, and of which nothing is known, are asked: those with a READY file of
-the model have it. What they say is a fact that decisions are given.
+the model have it. What they answer is a fact that decisions are given.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEPT_SHARED = 60.0
 """Seconds for which silence is believed of a path that is on this host too: it drops nobody."""
 
 
-class Asker(Protocol):
+class FileApi(Protocol):
     """The file API of workers."""
 
     def exists(self, host: WorkerHost, path: str) -> Awaitable[bool]:
@@ -50,7 +50,7 @@ class Asker(Protocol):
 
 
 @dataclass(slots=True)
-class _Known:
+class _ProbedPath:
     """What is known of one path."""
 
     answers: dict[int, Presence] = field(default_factory=dict)
@@ -58,128 +58,135 @@ class _Known:
     shared: bool = False
     due: float = 0.0
     """When to ask again."""
-    doubts: int = -1
+    fleet_changes: int = -1
+    """Changes of the fleet that its answers know of."""
     asking: anyio.Lock = field(default_factory=anyio.Lock)
 
 
 class PathProbe:
-    """One per process; the session under way sets `changed` and `tell`."""
+    """One per process. `wake` is told of files that a worker turned out to have."""
 
-    def __init__(self, asker: Asker, around: FileLocations, clock: Callable[[], float]) -> None:
-        self._asker = asker
-        self._around = around
+    def __init__(
+        self,
+        file_api: FileApi,
+        file_locations: FileLocations,
+        clock: Callable[[], float],
+        wake: Callable[[Wake], None] = lambda _: None,
+    ) -> None:
+        self._file_api = file_api
+        self._file_locations = file_locations
         self._clock = clock
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._wake = wake
+        self._probed: OrderedDict[str, _ProbedPath] = OrderedDict()
         self._silent: dict[int, float] = {}
         """Worker id -> until when it need not be asked about other paths either."""
-        self._doubts = 0
-        self.facts: Paths = MappingProxyType({})
+        self._fleet_changes = 0
+        self.paths: Paths = MappingProxyType({})
         """All that is known, as decisions take it; a new value at every change."""
-        self.changed: Callable[[Paths], None] = lambda _: None
-        self.tell: Callable[[Wake], None] = lambda _: None
 
     def current(self, spec: ModelSpec) -> bool:
         """Whether a decision can be made on what is known."""
-        if not _asks(spec):
+        if not _has_path(spec):
             return True
-        known = self._known.get(spec.local_path or "")
-        return known is not None and known.doubts == self._doubts and self._clock() < known.due
+        probed = self._probed.get(spec.local_path or "")
+        return (
+            probed is not None and probed.fleet_changes == self._fleet_changes and self._clock() < probed.due
+        )
 
-    def in_the_way(self, spec: ModelSpec) -> bool:
+    def may_hold_up(self, spec: ModelSpec) -> bool:
         """Whether an answer that has aged may be what keeps a model waiting."""
-        known = self._known.get(spec.local_path or "") if _asks(spec) else None
-        if known is None or self.current(spec):
+        probed = self._probed.get(spec.local_path or "") if _has_path(spec) else None
+        if probed is None or self.current(spec):
             return False
-        return any(p is not Presence.HERE for p in known.answers.values())
+        return any(p is not Presence.HERE for p in probed.answers.values())
 
-    def doubt(self) -> None:
+    def workers_changed(self) -> None:
         """Workers came or changed: there may be some that were never asked."""
-        self._doubts += 1
+        self._fleet_changes += 1
         self._silent.clear()
 
     async def look(self, spec: ModelSpec) -> None:
-        """Ask whom it takes. Never raises for what workers do."""
+        """Ask the workers that have to be asked. Never raises for what workers do."""
         path = spec.local_path
-        if path is None or not _asks(spec):
+        if path is None or not _has_path(spec):
             return
-        known = self._known.setdefault(path, _Known())
-        self._known.move_to_end(path)
-        async with known.asking:
+        probed = self._probed.setdefault(path, _ProbedPath())
+        self._probed.move_to_end(path)
+        async with probed.asking:
             if self.current(spec):
                 return
-            known.doubts = self._doubts
-            await self._ask(known, spec, path)
-        while len(self._known) > MOST:
-            self._known.popitem(last=False)
+            probed.fleet_changes = self._fleet_changes
+            await self._ask(probed, spec, path)
+        while len(self._probed) > MOST:
+            self._probed.popitem(last=False)
         self._publish()
 
-    async def _ask(self, known: _Known, spec: ModelSpec, path: str) -> None:
+    async def _ask(self, probed: _ProbedPath, spec: ModelSpec, path: str) -> None:
         now = self._clock()
-        before = known.answers
-        kept = {w: p for w, p in before.items() if now < known.until.get(p, 0.0)}
-        wanted = {w: h for w, h in self._around.to_ask(spec, path).items() if w not in kept}
-        said = {w: Presence.SILENT for w in wanted if now < self._silent.get(w, 0.0)}
-        said |= await self._answers({w: h for w, h in wanted.items() if w not in said}, path)
-        answers = kept | said
-        if Presence.SILENT in said.values():
-            known.shared = await _on_this_host(path)
+        before = probed.answers
+        kept = {w: p for w, p in before.items() if now < probed.until.get(p, 0.0)}
+        wanted = {w: h for w, h in self._file_locations.to_ask(spec, path).items() if w not in kept}
+        new = {w: Presence.SILENT for w in wanted if now < self._silent.get(w, 0.0)}
+        new |= await self._answers({w: h for w, h in wanted.items() if w not in new}, path)
+        answers = kept | new
+        if Presence.SILENT in new.values():
+            probed.shared = await _on_this_host(path)
         now = self._clock()
-        for presence in set(said.values()):
-            shared = presence is Presence.SILENT and known.shared
-            known.until[presence] = now + (KEPT_SHARED if shared else KEPT[presence])
-        known.answers = answers
-        dues = [known.until[p] for p in set(answers.values())]
-        if len(said) < len(wanted):
+        for presence in set(new.values()):
+            shared = presence is Presence.SILENT and probed.shared
+            probed.until[presence] = now + (KEPT_SHARED if shared else KEPT[presence])
+        probed.answers = answers
+        dues = [probed.until[p] for p in set(answers.values())]
+        if len(new) < len(wanted):
             dues.append(now + ASK_REST_AFTER)
-        known.due = min(dues, default=now + NOBODY_TO_ASK)
-        if any(p is Presence.HERE and before.get(w, p) is not p for w, p in said.items()):
-            self.tell(Wake("files"))
+        probed.due = min(dues, default=now + NOBODY_TO_ASK)
+        if any(p is Presence.HERE and before.get(w, p) is not p for w, p in new.items()):
+            self._wake(Wake("files"))
 
     async def _answers(self, hosts: Mapping[int, WorkerHost], path: str) -> dict[int, Presence]:
-        """What these workers say, as far as they do within the budget."""
-        found: dict[int, Presence] = {}
+        """What these workers answer, as far as they do within the budget."""
+        answers: dict[int, Presence] = {}
         queue = iter(hosts.items())
         with anyio.move_on_after(BUDGET):
             async with anyio.create_task_group() as tasks:
                 for _ in range(min(AT_ONCE, len(hosts))):
-                    tasks.start_soon(self._one_after_another, queue, path, found)
-        return found
+                    tasks.start_soon(self._one_after_another, queue, path, answers)
+        return answers
 
     async def _one_after_another(
-        self, hosts: Iterator[tuple[int, WorkerHost]], path: str, found: dict[int, Presence]
+        self, hosts: Iterator[tuple[int, WorkerHost]], path: str, answers: dict[int, Presence]
     ) -> None:
         for worker_id, host in hosts:
             try:
-                there = await self._asker.exists(host, path)
+                there = await self._file_api.exists(host, path)
             except ModelUnreadable:
-                found[worker_id] = Presence.SILENT
+                answers[worker_id] = Presence.SILENT
                 self._silent[worker_id] = self._clock() + KEPT[Presence.SILENT]
             else:
-                found[worker_id] = Presence.HERE if there else Presence.MISSING
+                answers[worker_id] = Presence.HERE if there else Presence.MISSING
 
     def _publish(self) -> None:
-        facts = {
-            path: PathKnowledge(MappingProxyType(k.answers), k.shared)
-            for path, k in self._known.items()
-            if k.answers
+        known = {
+            path: PathKnowledge(MappingProxyType(p.answers), p.shared)
+            for path, p in self._probed.items()
+            if p.answers
         }
-        self.facts = MappingProxyType(facts)
-        self.changed(self.facts)
+        self.paths = MappingProxyType(known)
 
 
-def _asks(spec: ModelSpec) -> bool:
+def _has_path(spec: ModelSpec) -> bool:
     return spec.source is Source.LOCAL_PATH and bool(spec.local_path)
 
 
 async def _on_this_host(path: str) -> bool:
     """Whether this process sees the path; a file system that hangs counts as one that does not have it."""
-    found = False
+    there = False
     with anyio.move_on_after(OWN_LOOK):
         try:
-            found = await anyio.to_thread.run_sync(partial(_exists, path), abandon_on_cancel=True)
+            there = await anyio.to_thread.run_sync(partial(_exists, path), abandon_on_cancel=True)
         except OSError:
             return False
-    return found
+    return there
 
 
 def _exists(path: str) -> bool:

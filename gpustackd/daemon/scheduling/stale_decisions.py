@@ -1,7 +1,7 @@
-"""Placements that others were faster with: news of the fleet came before their commit, or the commit clashed.
+"""Decisions that the fleet has outrun: it changed before their commit, or the commit conflicted.
 
-A commit would reject what news has overtaken; to find it in memory first is cheaper, and leaves the locks and
-the writes to those that still have a chance. What clashes time and again is left alone for a while.
+The database would reject a stale placement; to find it in memory first is cheaper, and leaves the locks and
+the writes to those that still have a chance. What conflicts again and again is avoided for a while.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def _holds(fleet: Fleet, part: Part) -> bool:
     return True
 
 
-def clashing_places(placement: Placement, clash: CommitResult) -> tuple[AvoidedPlace, ...]:
-    """What of a placement clashed, as places to avoid; all of it where the commit does not tell.
+def conflicting_places(placement: Placement, conflict: CommitResult) -> tuple[AvoidedPlace, ...]:
+    """What of a placement conflicted, as places to avoid; all of it where the commit does not say.
 
     A strategy that ranks places strictly would choose the same one again; where an open transaction holds it,
-    of which no figure tells, it would do so for as long as that likes.
+    of which no figure tells, it would do so for as long as that stays open.
     """
-    told = bool(clash.gpu_ids or clash.worker_ids)
-    found: list[AvoidedPlace] = []
+    named = bool(conflict.gpu_ids or conflict.worker_ids)
+    places: list[AvoidedPlace] = []
     for part in placement.parts:
-        gpus = tuple(g for g in part.gpu_ids if not told or g in clash.gpu_ids)
-        if gpus or not told or part.worker_id in clash.worker_ids:
-            found.append(AvoidedPlace(part.worker_id, gpus))
-    return tuple(found)
+        gpus = tuple(g for g in part.gpu_ids if not named or g in conflict.gpu_ids)
+        if gpus or not named or part.worker_id in conflict.worker_ids:
+            places.append(AvoidedPlace(part.worker_id, gpus))
+    return tuple(places)

@@ -11,12 +11,14 @@ import socket
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import anyio
 import h11
-import structlog
 import uvicorn
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,8 +31,6 @@ from gpustackd.errors import UsageError
 from gpustackd.observe.metrics import exposition
 from gpustackd.setting_types import Address
 
-Readiness = Callable[[], tuple[bool, Mapping[str, Any]]]
-
 _CONNECTIONS = 64
 _LONGEST_HEAD = 16 * 1024
 """Bytes of a request's line and headers."""
@@ -42,50 +42,77 @@ _FINISH = 1
 """Seconds for answers under way when the daemon stops."""
 
 
-async def serve(
-    address: Address | None,
-    *,
-    metrics: CollectorRegistry,
-    beat_age: Callable[[], float],
-    beat_limit: float,
-    readiness: Readiness,
-    version: Mapping[str, Any],
-    on_listening: Callable[[Address | Literal["off"]], None],
-) -> None:
-    """Serve until cancelled. `on_listening` is called with the real address once requests are taken;
-    with `off`, and nothing is served, where `address` is None.
+@dataclass(frozen=True, slots=True)
+class HttpPages:
+    """What the four pages answer with; everything is asked at the moment of the request."""
 
-    `beat_age` gives the seconds since the scheduling loop's last turn; beyond `beat_limit` it is not alive.
-    `readiness` gives the answer and its details. Raise UsageError where the address cannot be had.
-    """
-    if address is None:
-        on_listening("off")
-        return
-    listener = bind(address)
-    config = uvicorn.Config(
-        application(metrics, beat_age, beat_limit, readiness, version),
-        http=_Connection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=_CONNECTIONS,
-        h11_max_incomplete_event_size=_LONGEST_HEAD,
-        timeout_keep_alive=_IDLE,
-        timeout_graceful_shutdown=_FINISH,
-    )
-    server = _Server(config, lambda: on_listening(Address(address.host, listener.getsockname()[1])))
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_when_cancelled, server)
-            # uvicorn leaves its sockets open when it is cancelled; so it is asked to stop instead
-            with anyio.CancelScope(shield=True):
-                await server.serve(sockets=[listener])
-            tasks.cancel_scope.cancel()
-    finally:
-        listener.close()
+    registry: CollectorRegistry
+    """Of the metrics."""
+    beat_age: Callable[[], float]
+    """Seconds since the last turn of the decide loop; beyond `beat_limit` the daemon is not alive."""
+    beat_limit: float
+    readiness: Callable[[], tuple[bool, Mapping[str, Any]]]
+    """The answer and its details."""
+    version: Mapping[str, Any]
+
+
+class HttpServer:
+    """Serves until cancelled; ready once requests are taken."""
+
+    name = "HTTP surface"
+
+    def __init__(
+        self,
+        address: Address | None,
+        pages: HttpPages,
+        *,
+        on_listening: Callable[[Address | Literal["off"]], None],
+        on_error: Callable[[str, Exception], None],
+    ) -> None:
+        """`on_listening` is called with the real address once requests are taken; with `off`, and nothing is
+        served, where `address` is None. `on_error` is called with the path of a page that failed inside."""
+        self._address = address
+        self._pages = pages
+        self._on_listening = on_listening
+        self._on_error = on_error
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Raise UsageError where the address cannot be had."""
+        if self._address is None:
+            self._on_listening("off")
+            task_status.started()
+            return
+        address = self._address
+        listener = bind(address)
+
+        def started() -> None:
+            self._on_listening(Address(address.host, listener.getsockname()[1]))
+            task_status.started()
+
+        config = uvicorn.Config(
+            application(self._pages, self._on_error),
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=_CONNECTIONS,
+            h11_max_incomplete_event_size=_LONGEST_HEAD,
+            timeout_keep_alive=_IDLE,
+            timeout_graceful_shutdown=_FINISH,
+        )
+        server = _Server(config, started)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_stop_when_cancelled, server)
+                # uvicorn leaves its sockets open when it is cancelled; so it is asked to stop instead
+                with anyio.CancelScope(shield=True):
+                    await server.serve(sockets=[listener])
+                tasks.cancel_scope.cancel()
+        finally:
+            listener.close()
 
 
 def bind(address: Address) -> socket.socket:
@@ -105,68 +132,58 @@ def bind(address: Address) -> socket.socket:
         ) from None
 
 
-def application(
-    metrics: CollectorRegistry,
-    beat_age: Callable[[], float],
-    beat_limit: float,
-    readiness: Readiness,
-    version: Mapping[str, Any],
-) -> Starlette:
+def application(pages: HttpPages, on_error: Callable[[str, Exception], None]) -> Starlette:
     """The four pages."""
 
     async def healthz(_: Request) -> Response:
-        age = beat_age()
-        alive = age <= beat_limit
-        told = {
+        age = pages.beat_age()
+        alive = age <= pages.beat_limit
+        body = {
             "status": "ok" if alive else "stuck",
             "beat_age_seconds": round(age, 3),
-            "limit_seconds": beat_limit,
+            "limit_seconds": pages.beat_limit,
         }
-        return _answer(told, 200 if alive else 503)
+        return _answer(body, 200 if alive else 503)
 
     async def readyz(_: Request) -> Response:
-        ready, details = readiness()
+        ready, details = pages.readiness()
         return _answer({"ready": ready, **details}, 200 if ready else 503)
 
-    async def figures(request: Request) -> Response:
-        text, content_type = exposition(metrics, request.headers.get("accept", ""))
+    async def metrics(request: Request) -> Response:
+        text, content_type = exposition(pages.registry, request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type, "cache-control": "no-store"})
 
-    async def versions(_: Request) -> Response:
-        return _answer(version)
+    async def version(_: Request) -> Response:
+        return _answer(pages.version)
 
-    pages = {"/healthz": healthz, "/readyz": readyz, "/metrics": figures, "/version": versions}
+    paths = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/version": version}
 
     async def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        told = {"error": error.detail, "pages": list(pages)}
-        return _answer(told, error.status_code, error.headers or {})
+        return _answer({"error": error.detail, "pages": list(paths)}, error.status_code, error.headers or {})
 
-    async def failed(request: Request, error: Exception) -> Response:
-        structlog.get_logger().error("http.error", path=request.url.path, reason=repr(error))
-        return _answer({"error": "this page cannot be made now"}, 500)
-
-    def kept(page: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    def contained(page: Callable[[Request], Any]) -> Callable[[Request], Any]:
         # caught here and not by the outermost handler, which would raise it again for the server to print
-        async def asked(request: Request) -> Response:
+        async def answer(request: Request) -> Response:
             try:
-                answer: Response = await page(request)
+                response: Response = await page(request)
             except Exception as error:
-                return await failed(request, error)
-            return answer
+                on_error(request.url.path, error)
+                return _answer({"error": "this page cannot be made now"}, 500)
+            return response
 
-        return asked
+        return answer
 
     app = Starlette(
-        routes=[Route(path, kept(page), methods=["GET"]) for path, page in pages.items()],
+        routes=[Route(path, contained(page), methods=["GET"]) for path, page in paths.items()],
         exception_handlers={HTTPException: refused},
     )
     app.router.redirect_slashes = False
     return app
 
 
-def _answer(told: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    text = json.dumps({name: _plain(value) for name, value in told.items()}, default=str)
+def _answer(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    text = json.dumps({name: _plain(value) for name, value in body.items()}, default=str)
     return Response(
         text + "\n", status, {**(headers or {}), "cache-control": "no-store"}, media_type="application/json"
     )
@@ -184,7 +201,7 @@ async def _stop_when_cancelled(server: uvicorn.Server) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the daemon, and tells when requests are taken."""
+    """Leaves signals to the daemon, and says when requests are taken."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Tells systemd how we are: ready, alive, stopping. Silent where no systemd asked."""
+"""Tells systemd how the daemon is: ready, alive, stopping. Silent where no systemd asked."""
 
 import contextlib
 import os
@@ -6,6 +6,10 @@ import socket
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Self
+
+import anyio
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
 
 
 class Systemd:
@@ -59,7 +63,7 @@ class Systemd:
             self._send(_status(text))
 
     def alive(self) -> None:
-        """A sign of life. Called by each round of the scheduling loop, sent a few times per interval."""
+        """A sign of life; sent four times per interval at most."""
         if self.watchdog_interval is None:
             return
         now = self._clock()
@@ -85,3 +89,22 @@ def _socket_address(name: str | None) -> str | None:
 
 def _status(text: str) -> str:
     return "STATUS=" + " ".join(text.split()) if text else ""
+
+
+class Watchdog:
+    """Signs of life for systemd, for as long as the decide loop makes its turns."""
+
+    name = "watchdog"
+
+    def __init__(self, systemd: Systemd, alive: Callable[[], bool]) -> None:
+        self._systemd = systemd
+        self._alive = alive
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled; returns at once where systemd does not ask for it."""
+        task_status.started()
+        interval = self._systemd.watchdog_interval
+        while interval is not None:
+            if self._alive():
+                self._systemd.alive()
+            await anyio.sleep(interval / 3)

@@ -37,49 +37,49 @@ class Explanation:
 
 
 async def explain(
-    standing: Snapshot,
+    snapshot: Snapshot,
     instance: WaitingInstance,
     queue: Sequence[WaitingInstance],
     holders: Mapping[int, Holder],
 ) -> Explanation:
     """Decide anew for an instance that waits. `queue`: everything that waits; `holders`: instances with a
     place, by id. Raises DatabaseUnavailable."""
-    await standing.read([instance.model_id])
+    await snapshot.read([instance.model_id])
     others = [w for w in queue if w.id != instance.id]
-    await standing.read({w.model_id for w in others} - {instance.model_id}, within=OTHERS_WITHIN)
-    order = standing.in_order([*others, instance])
+    await snapshot.read({w.model_id for w in others} - {instance.model_id}, within=OTHERS_WITHIN)
+    order = snapshot.in_order([*others, instance])
     before, after = order[: order.index(instance)], order[order.index(instance) + 1 :]
-    demand = standing.demand(instance.model_id)
+    demand = snapshot.demand(instance.model_id)
     if isinstance(demand, NoFit):
         return Explanation(demand, None, len(before))
     demand = with_claim_raise(demand, instance.hints.claim_raise)
-    outcome, _ = standing.judge.decide(demand, instance.id, instance.name, instance.hints.avoid)
-    spec = standing.spec(instance.model_id)
+    outcome, _ = snapshot.decider.decide(demand, instance.id, instance.name, instance.hints.avoid)
+    spec = snapshot.spec(instance.model_id)
     if not isinstance(outcome, NoFit) or spec is None:
         return Explanation(outcome, None, len(before))
-    theirs = {w.model_id: standing.demand(w.model_id) for w in others}
+    demands = {w.model_id: snapshot.demand(w.model_id) for w in others}
     case = TrialCase(
-        fleet=standing.fleet,
-        policy=standing.policy,
+        fleet=snapshot.fleet,
+        policy=snapshot.policy,
         subject=Subject(instance.id, instance.name),
         demand=demand,
         spec=spec,
-        build=builder(demand.facts, count_draft=PREFER_DRAFT_WEIGHTS in standing.policy.prefer),
+        build=builder(demand.facts, count_draft=PREFER_DRAFT_WEIGHTS in snapshot.policy.prefer),
         ahead=[Ahead(w.id, w.name, w.model_id) for w in before],
         behind=[Ahead(w.id, w.name, w.model_id) for w in after],
-        demands={m: d for m, d in theirs.items() if isinstance(d, Demand)},
+        demands={m: d for m, d in demands.items() if isinstance(d, Demand)},
     )
     return Explanation(outcome, advise(case, holders, instance.priority), len(before))
 
 
 def builder(facts: ModelFacts, *, count_draft: bool) -> Build:
-    """From an edited model to its demand, with the same files: as the daemon does it after an edit. What an
-    instance hints to ask for at least is for the model as it was."""
+    """From an edited model to its demand, with the same files: as the daemon does it after an edit. The least
+    amounts that an instance's failures taught are for the model as it was."""
 
     def build(spec: ModelSpec) -> Demand | None:
         try:
-            found = evaluate(spec, facts)
-            spec = filled(spec, found.writes) if found.writes else spec
+            writes = evaluate(spec, facts).writes
+            spec = filled(spec, writes) if writes else spec
             return build_demand(spec, facts, count_draft=count_draft)
         except BadRow:
             return None

@@ -1,12 +1,13 @@
 """What would happen if documents were applied now: every instance decided in memory, in the queue's order.
 
 The library function behind `gpustackd plan`. It takes a copy of the database on which the documents are
-already written (`store.overlay`) and decides as a session does: the same catalogue, judge and policy, one
-instance after the other, each seeing what those before it took. Nothing is written.
+already written (`store.memory.overlay`) and decides as a session does: the same catalog, decider and policy,
+one instance after the other, each seeing what those before it took. Nothing is written.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
@@ -79,13 +80,13 @@ class PlannedInstance:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `standing` holds the fleet as it would be, for whoever wants to show it."""
+    """The answer. `snapshot` holds the fleet as it would be, for whoever wants to show it."""
 
     models: tuple[PlannedInstance, ...]
     trials: tuple[PlannedDecision, ...]
     """In the order in which they were decided."""
     warnings: tuple[str, ...]
-    standing: Snapshot = field(compare=False)
+    snapshot: Snapshot = field(compare=False)
 
     @property
     def fits(self) -> bool:
@@ -100,14 +101,14 @@ class Planner:
         self,
         store: MemoryStore,
         overlay: Overlay,
-        standing: Snapshot,
+        snapshot: Snapshot,
         hints: Mapping[int, PlacementHints] = MappingProxyType({}),
     ) -> None:
-        """`hints`: what instances that wait hints where they were before, by id."""
+        """`hints` of instances that wait, by id: what their failures elsewhere taught."""
         self._store = store
         self._hints = hints
         self._overlay = overlay
-        self._standing = standing
+        self._snapshot = snapshot
         self._warnings: list[str] = []
         self._impossible: set[int] = set()
         """Models whose number no daemon brings about."""
@@ -129,12 +130,12 @@ class Planner:
             self._add_replicas(model_id, schedules[model_id], now or datetime.now(UTC), zone)
         queue = await self._queue(done)
         await self._read({w.model_id for w in queue}, set(done.models))
-        self._standing.expect(queue)
-        trials = [self._trial(w, w.id not in there) for w in self._standing.in_order(queue)]
+        self._snapshot.expect(Counter(w.model_id for w in queue))
+        trials = [self._trial(w, w.id not in there) for w in self._snapshot.in_order(queue)]
         placed = {t.id for t in trials if t.placed}
         models = [self._of(m, placed, there, schedules[m]) for m in done.models]
-        self._warnings += [words for _, words in self._standing.reports.remarks if words]
-        return Plan(tuple(models), tuple(trials), tuple(self._warnings), self._standing)
+        self._warnings += self._snapshot.remarks
+        return Plan(tuple(models), tuple(trials), tuple(self._warnings), self._snapshot)
 
     # -- who is tried ---------------------------------------------------------------------------------
 
@@ -187,9 +188,9 @@ class Planner:
         return [w for w in rows if done.fleet or w.model_id in ours or w.signature is None]
 
     async def _read(self, models: set[int], ours: set[int]) -> None:
-        await self._standing.read(models & ours)
+        await self._snapshot.read(models & ours)
         if models - ours:
-            await self._standing.read(models - ours, within=READ_OTHERS_WITHIN)
+            await self._snapshot.read(models - ours, within=READ_OTHERS_WITHIN)
 
     # -- deciding -------------------------------------------------------------------------------------
 
@@ -199,17 +200,17 @@ class Planner:
         return PlannedDecision(w.id, w.name, w.model_id, name, self._decide(w), new, asked)
 
     def _decide(self, w: WaitingInstance) -> Outcome:
-        standing = self._standing
-        demand = standing.demand(w.model_id)
+        snapshot = self._snapshot
+        demand = snapshot.demand(w.model_id)
         if isinstance(demand, NoFit):
             return demand
         hints = self._hints.get(w.id, NO_HINTS)
-        outcome, _ = standing.judge.decide(
+        outcome, _ = snapshot.decider.decide(
             with_claim_raise(demand, hints.claim_raise), w.id, w.name, hints.avoid
         )
         if not isinstance(outcome, NoFit):
             backend = demand.spec.effective_backend
-            standing.fleet.assume(outcome.placement, w.id, w.model_id, backend)
+            snapshot.fleet.assume(outcome.placement, w.id, w.model_id, backend)
         return outcome
 
     def _of(
@@ -230,12 +231,12 @@ class Planner:
             return Peak(planned.peak, min(planned.peak, placed)) if planned.is_active else None
         name = self._store.models_by_id[model_id].name
         taken = {i.name for i in self._store.model_instances.values()}
-        demand = self._standing.demand(model_id)
+        demand = self._snapshot.demand(model_id)
         tried: list[int] = []
         if isinstance(demand, Demand) and placed == instances:
-            fleet = self._standing.fleet
+            fleet = self._snapshot.fleet
             for n, more in enumerate(free_names(name, planned.peak - instances, taken)):
-                outcome, _ = self._standing.judge.decide(demand, _NOT_YET - n, more)
+                outcome, _ = self._snapshot.decider.decide(demand, _NOT_YET - n, more)
                 if isinstance(outcome, NoFit):
                     break
                 fleet.assume(outcome.placement, _NOT_YET - n, model_id, demand.spec.effective_backend)

@@ -8,6 +8,8 @@ from typing import Any
 
 import anyio
 import asyncpg
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
 
 from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.ports import Wake
@@ -19,6 +21,8 @@ class Hearing:
     """How the listening goes."""
 
     listening: bool = False
+    deaf: bool = False
+    """The connection is up, but what it sends to itself does not come."""
     reconnects: int = 0
     probe_failures: int = 0
 
@@ -34,11 +38,13 @@ def parse(payload: str) -> Wake:
 
 
 class Listener:
-    """Runs until cancelled; `hearing` tells how it goes.
+    """A service of the daemon; `hearing` says how it goes.
 
     `probe` sends a notification over another connection (channel, payload). One that is not heard within
     `probe_timeout` means that this connection is deaf: half-open, or behind a pooler that swallows LISTEN.
     """
+
+    name = "listener"
 
     def __init__(
         self,
@@ -68,11 +74,12 @@ class Listener:
         self._setup_timeout = setup_timeout
         self._heard = anyio.Event()
         self._lost = anyio.Event()
-        self._told: bool | None = None
-        """What `on_change` was told last; that it never connected is worth telling too."""
+        self._reported: tuple[bool, bool] | None = None
+        """(listening, deaf) as `on_change` was given them last; that it never connected is worth a call too."""
 
-    async def run(self) -> None:
-        """Listen for ever. After every (re)connect an `overflow` wake asks for one full scan."""
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. After every (re)connect an `overflow` wake asks for one full scan."""
+        task_status.started()
         wait = self._retry
         first = True
         while True:
@@ -80,6 +87,7 @@ class Listener:
                 with anyio.fail_after(self._setup_timeout):
                     connection = await connect(self._url, application_name=self._name)
             except (DatabaseUnavailable, TimeoutError):
+                self.hearing.deaf = False
                 self._set(False)
                 await anyio.sleep(wait)
                 wait = min(wait * 2, self._retry_most)
@@ -121,12 +129,16 @@ class Listener:
 
     async def _hears_itself(self) -> bool:
         self._heard = anyio.Event()
+        sent = False
         try:
             with anyio.fail_after(self._timeout):
                 await self._probe(self._own, "probe")
+                sent = True
                 await self._heard.wait()
         except (TimeoutError, DatabaseUnavailable, Contended):
+            self.hearing.deaf = sent and not self._lost.is_set()
             return False
+        self.hearing.deaf = False
         return not self._lost.is_set()
 
     def _notified(self, _: Any, __: int, ___: str, payload: object) -> None:
@@ -136,6 +148,7 @@ class Listener:
         self._heard.set()
 
     def _set(self, listening: bool) -> None:
-        if self._told != listening:
-            self._told = self.hearing.listening = listening
+        self.hearing.listening = listening
+        if self._reported != (listening, self.hearing.deaf):
+            self._reported = listening, self.hearing.deaf
             self._on_change(self.hearing)

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpustackd.daemon.backoff import Backoff
 from gpustackd.daemon.queue.instance_queue import InstanceQueue
 from gpustackd.daemon.queue.key_queue import KeyQueue
 from gpustackd.daemon.queue.wakeups import Wakeups
-from gpustackd.daemon.scheduling.backoff import Backoff
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.ports import Wake
 from gpustackd.store.memory.store import MemoryStore
@@ -95,7 +95,7 @@ def heard(kinds: Iterable[str]) -> list[str]:
     for kind in kinds:
         wakes = Wakeups()
         if kind in WAKES:
-            wakes.tell(Wake(WAKES[kind], (7,)))
+            wakes.notify(Wake(WAKES[kind], (7,)))
         if 7 in wakes.take().created:
             found.append(kind)
     return found
@@ -120,7 +120,7 @@ async def evaluated(named: int | None, *, waits: bool, kind: str = "CREATED") ->
     store = _store({named or 7, 8, 9}, () if waits or named is None else (named,))
     wakes = Wakeups()
     if kind in WAKES and named is not None:
-        wakes.tell(Wake(WAKES[kind], (named,)))
+        wakes.notify(Wake(WAKES[kind], (named,)))
     batch = wakes.take()
     rows = await store.waiting(sorted(batch.created)) if batch.created else []
     return _queued(rows), batch.full

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustackd.daemon.scheduling.backoff import Backoff
+from gpustackd.daemon.backoff import Backoff
 
 
 def test_delays_double_from_one_second_to_a_minute() -> None:

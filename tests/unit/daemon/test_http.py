@@ -13,13 +13,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gpustackd.daemon.surface import http
-from gpustackd.daemon.surface.http import bind, serve
+from gpustackd.daemon.surface.http import HttpPages, HttpServer, bind
 from gpustackd.errors import UsageError
 from gpustackd.observe.metrics import Metrics
 from gpustackd.setting_types import Address
 
 pytestmark = pytest.mark.anyio
 LOOPBACK = Address("127.0.0.1", 0)
+NO_PAGES = HttpPages(CollectorRegistry(), lambda: 0, 1, lambda: (True, {}), {})
 
 
 @pytest.fixture
@@ -36,26 +37,26 @@ class Daemon:
         self.details: dict[str, Any] = {"database": "ok", "listening": True}
         self.metrics = Metrics(version="1.2.3", replica="r1").registry
         self.address: Address | str | None = None
+        self.errors: list[tuple[str, Exception]] = []
 
     @asynccontextmanager
     async def served(self, address: Address | None = LOOPBACK) -> AsyncIterator[httpx2.AsyncClient]:
-        async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-            def listening(real: Address | str) -> None:
-                self.address = real
-                task_status.started()
+        pages = HttpPages(
+            registry=self.metrics,
+            beat_age=lambda: self.age(),  # noqa: PLW0108 - tests put another in its place
+            beat_limit=15.0,
+            readiness=lambda: (self.ready, self.details),
+            version={"version": "1.2.3"},
+        )
 
-            await serve(
-                address,
-                metrics=self.metrics,
-                beat_age=lambda: self.age(),  # noqa: PLW0108 - tests put another in its place
-                beat_limit=15.0,
-                readiness=lambda: (self.ready, self.details),
-                version={"version": "1.2.3"},
-                on_listening=listening,
-            )
+        def listening(real: Address | str) -> None:
+            self.address = real
 
+        server = HttpServer(
+            address, pages, on_listening=listening, on_error=lambda *what: self.errors.append(what)
+        )
         async with anyio.create_task_group() as tasks:
-            await tasks.start(run)
+            await tasks.start(server.run)
             async with httpx2.AsyncClient(base_url=f"http://{self.address}", trust_env=False) as client:
                 yield client
             tasks.cancel_scope.cancel()
@@ -182,15 +183,7 @@ async def test_a_port_in_use_is_a_mistake_in_the_settings_that_names_it() -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(UsageError, match=f"GPUSTACKD_HTTP: cannot listen on {busy}: ") as caught:
-            await serve(
-                busy,
-                metrics=CollectorRegistry(),
-                beat_age=lambda: 0,
-                beat_limit=1,
-                readiness=lambda: (True, {}),
-                version={},
-                on_listening=pytest.fail,
-            )
+            await HttpServer(busy, NO_PAGES, on_listening=pytest.fail, on_error=pytest.fail).run()
     assert caught.value.exit_code == 2
 
 
@@ -202,13 +195,5 @@ def test_an_address_that_is_not_ours_is_a_mistake_too(host: str) -> None:
 
 async def test_off_serves_nothing_and_says_so() -> None:
     told: list[object] = []
-    await serve(
-        None,
-        metrics=CollectorRegistry(),
-        beat_age=lambda: 0,
-        beat_limit=1,
-        readiness=lambda: (True, {}),
-        version={},
-        on_listening=told.append,
-    )
+    await HttpServer(None, NO_PAGES, on_listening=told.append, on_error=pytest.fail).run()
     assert told == ["off"]

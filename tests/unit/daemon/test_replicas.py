@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpustackd.daemon.reconcile.replicas import Numbers, ReplicaPolicy, ReplicaSync
+from gpustackd.daemon.reconcile.replicas import ReplicaPolicy, ReplicaSync, ReplicaWakeups
 from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
-from gpustackd.daemon.whatif.silent_reporter import SilentReporter
+from gpustackd.daemon.whatif.snapshot import RemarkCollector
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.ports import ReplicaSnapshot, SyncResult
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 GIB = 2**30
 
 
-class Told(SilentReporter):
+class Told(RemarkCollector):
     """Keeps what was told of replicas."""
 
     def __init__(self) -> None:
@@ -74,9 +74,8 @@ class House:
 
     def daemon(self, seed: int = 1) -> ReplicaSync:
         return ReplicaSync(
-            store=self.kept, view=FleetFeed(self.store), numbers=Numbers(), policy=self.policy,
-            reports=self.told,
-            clock=lambda: self.now, chance=Random(seed),
+            store=self.kept, fleet_feed=FleetFeed(self.store), wakeups=ReplicaWakeups(),
+            policy=self.policy, reporter=self.told, clock=lambda: self.now, rng=Random(seed),
         )  # fmt: skip
 
     def model(self, replicas: int | None, **columns: Any) -> int:
@@ -116,7 +115,7 @@ async def test_a_scale_down_meets_rows_that_miss_their_worker_or_their_claim(str
     house.set(four, computed_resource_claim={"ram": 0})
     for replicas, left in ((3, {one, four, two, three}), (2, {one, four}), (1, {one})):
         house.store.update("models", model, replicas=replicas)
-        await house.daemon().bring(model)
+        await house.daemon().sync_model(model)
         assert set(house.there(model)) <= left
         assert len(house.there(model)) == replicas
     assert house.told.outcomes == ["done"] * 3
@@ -128,15 +127,15 @@ async def test_who_comes_second_finds_it_done() -> None:
     first, second = house.daemon(1), house.daemon(2)
 
     async def other() -> None:
-        await second.bring(model)
+        await second.sync_model(model)
 
     house.kept.meanwhile.append(other)
-    await first.bring(model)
+    await first.sync_model(model)
     assert len(house.there(model)) == 3
     assert house.told.outcomes == ["done", "changed"]
     house.store.update("models", model, replicas=1)
     house.kept.meanwhile.append(other)
-    await first.bring(model)
+    await first.sync_model(model)
     assert len(house.there(model)) == 1
     assert [len(s.delete) for s in house.told.synced] == [0, 2]
 
@@ -144,7 +143,7 @@ async def test_who_comes_second_finds_it_done() -> None:
 async def test_a_neighbour_that_fails_between_look_and_write_goes_instead() -> None:
     house = House()
     model = house.model(2)
-    await house.daemon().bring(model)
+    await house.daemon().sync_model(model)
     house.runs(model)
     older, younger = house.there(model)
 
@@ -153,7 +152,7 @@ async def test_a_neighbour_that_fails_between_look_and_write_goes_instead() -> N
 
     house.store.update("models", model, replicas=1)
     house.kept.meanwhile.append(fails)
-    await house.daemon().bring(model)
+    await house.daemon().sync_model(model)
     assert house.there(model) == [younger]
     assert house.told.outcomes == ["done", "changed", "done"]
 
@@ -164,7 +163,7 @@ async def test_names_of_others_are_passed_over_however_many_there_are() -> None:
     model = house.store.insert("models", name="m", replicas=2)
     for n in range(1, 60):
         house.store.insert("model_instances", name=f"m-{n}", model_id=elsewhere)
-    await house.daemon().bring(model)
+    await house.daemon().sync_model(model)
     assert [house.store.model_instances[i].name for i in house.there(model)] == ["m-60", "m-61"]
 
 
@@ -172,15 +171,15 @@ async def test_a_drain_says_when_to_look_again_by_the_databases_clock() -> None:
     house = House(ReplicaPolicy(window=60))
     model = house.model(2)
     daemon = house.daemon()
-    assert await daemon.bring(model) is None
+    assert await daemon.sync_model(model) is None
     house.runs(model)
     house.store.update("models", model, replicas=1)
-    assert await daemon.bring(model) == 60
+    assert await daemon.sync_model(model) == 60
     house.now += 25
-    assert await house.daemon(2).bring(model) == pytest.approx(35)
+    assert await house.daemon(2).sync_model(model) == pytest.approx(35)
     assert len(house.there(model)) == 2
     house.now += 35
-    assert await daemon.bring(model) is None
+    assert await daemon.sync_model(model) is None
     assert len(house.there(model)) == 1
 
 
@@ -189,14 +188,14 @@ async def test_a_schedule_says_the_number_and_when_to_look_again() -> None:
     house.now = 1_767_258_000.0  # 2026-01-01 09:00 UTC
     rule = {"start_cron": "0 8 * * *", "duration_seconds": 7200, "replicas": 3}
     model = house.model(9, scaling_schedule={"enabled": True, "baseline_replicas": 1, "rules": [rule]})
-    assert await house.daemon().bring(model) == pytest.approx(3600)
+    assert await house.daemon().sync_model(model) == pytest.approx(3600)
     assert len(house.there(model)) == 3
     house.now += 3600
-    assert await house.daemon().bring(model) == pytest.approx(22 * 3600)
+    assert await house.daemon().sync_model(model) == pytest.approx(22 * 3600)
     assert len(house.there(model)) == 1
     # read in another zone, it is open at another time
     house.policy = ReplicaPolicy(zone="Asia/Kathmandu")
-    assert await house.daemon().bring(model) == pytest.approx(16.25 * 3600)
+    assert await house.daemon().sync_model(model) == pytest.approx(16.25 * 3600)
 
 
 async def test_a_rule_without_a_duration_voids_that_rule_and_not_its_schedule() -> None:
@@ -209,11 +208,11 @@ async def test_a_rule_without_a_duration_voids_that_rule_and_not_its_schedule() 
     model = house.model(9, scaling_schedule={"enabled": True, "baseline_replicas": 1, "rules": rules})
     daemon = house.daemon()
     for _ in range(2):
-        await daemon.bring(model)
+        await daemon.sync_model(model)
     assert len(house.there(model)) == 3
     assert [event for event, _ in house.told.remarks] == ["row.bad"]
     house.now += 3600
-    await daemon.bring(model)
+    await daemon.sync_model(model)
     assert len(house.there(model)) == 1
 
 
@@ -225,21 +224,21 @@ async def test_what_a_row_says_that_cannot_be_used_is_told_once_and_the_rest_goe
     daemon = house.daemon()
     for _ in range(3):
         for model in (bad, worse, slip):
-            await daemon.bring(model)
+            await daemon.sync_model(model)
     assert len(house.there(bad)) == 2
     assert house.there(worse) == house.there(slip) == []
     assert [event for event, _ in house.told.remarks] == ["row.bad"] * 3
 
 
 async def test_a_number_beyond_one_transaction_takes_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpustackd.daemon.reconcile.replicas._MOST_AT_ONCE", 20)
+    monkeypatch.setattr("gpustackd.daemon.reconcile.replicas._ADDED_AT_ONCE", 20)
     house = House()
     model = house.model(45)
     daemon = house.daemon()
-    assert await daemon.bring(model) == 0
+    assert await daemon.sync_model(model) == 0
     assert len(house.there(model)) == 20
-    assert await daemon.bring(model) == 0
-    assert await daemon.bring(model) is None
+    assert await daemon.sync_model(model) == 0
+    assert await daemon.sync_model(model) is None
     assert len(house.there(model)) == 45
 
 
@@ -265,7 +264,7 @@ async def test_three_daemons_and_users_at_random_end_at_the_number(seed: int) ->
                     house.set(i, state=state, worker_id=house.workers[0], computed_resource_claim={"ram": 0})
 
     async def other() -> None:
-        await chance.choice(daemons).bring(chance.choice(models))
+        await chance.choice(daemons).sync_model(chance.choice(models))
 
     for _ in range(60):
         if chance.random() < 0.4:
@@ -276,10 +275,10 @@ async def test_three_daemons_and_users_at_random_end_at_the_number(seed: int) ->
     house.now += 60
     for model in models:
         for daemon in daemons:
-            await daemon.bring(model)
+            await daemon.sync_model(model)
         if seed % 2:  # what began to drain only now has its time too
             house.now += 60
-            await daemons[0].bring(model)
+            await daemons[0].sync_model(model)
         assert len(house.there(model)) == house.store.models_by_id[model].columns["replicas"]
     assert await house.kept.out_of_sync(None) == []
     assert house.told.errors == []

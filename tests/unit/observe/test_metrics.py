@@ -72,7 +72,9 @@ def test_what_happened_is_counted() -> None:
     metrics.database_up(True)
     metrics.database_up(False)
     metrics.database_error("contended")
-    metrics.listening(True, 2, 1)
+    metrics.listening(True)
+    metrics.queue_dropped(9)
+    metrics.model_unreadable()
     seen = scraped(metrics)
     left_out = ("bucket", "_sum", "build_info")
     assert {
@@ -95,8 +97,8 @@ def test_what_happened_is_counted() -> None:
         "database_errors_total,kind=lost": 1,
         "database_errors_total,kind=contended": 1,
         "listening": 1,
-        "listen_reconnects_total": 2,
-        "listen_probe_failures_total": 1,
+        "queue_dropped_total": 9,
+        "model_read_failures_total": 1,
     }  # fmt: skip
     assert seen["gpustackd_decision_seconds_bucket,le=0.0002"] == 0
     assert seen["gpustackd_decision_seconds_bucket,le=0.0004"] == 1
@@ -105,20 +107,16 @@ def test_what_happened_is_counted() -> None:
 def test_the_session_is_asked_at_every_scrape() -> None:
     metrics = made()
     lanes = {"active": 3, "parked": 10_000}
-    metrics.watch(queue=lambda: lanes, fleet=lambda: (5, 40), held=lambda: 2, dropped=lambda: 7)
+    metrics.watch(queue=lambda: lanes, fleet=lambda: (5, 40), held=lambda: 2)
+    metrics.watch_listener(lambda: 2, lambda: 1)
     seen = scraped(metrics)
     assert seen["gpustackd_queue_items,lane=parked"] == 10_000
     assert (seen["gpustackd_fleet_workers"], seen["gpustackd_fleet_gpus"]) == (5, 40)
     assert seen["gpustackd_claims_held"] == 2
+    assert seen["gpustackd_listen_reconnects_total"] == 2
+    assert seen["gpustackd_listen_probe_failures_total"] == 1
     lanes["active"] = 0
     assert scraped(metrics)["gpustackd_queue_items,lane=active"] == 0
-
-
-def test_a_total_never_falls_when_the_next_session_is_watched() -> None:
-    metrics = made()
-    for dropped in (7, 2):
-        metrics.watch(queue=dict, fleet=lambda: (0, 0), held=lambda: 0, dropped=lambda n=dropped: n)
-    assert scraped(metrics)["gpustackd_queue_dropped_total"] == 9
 
 
 def test_a_figure_that_cannot_be_had_does_not_cost_the_others() -> None:

@@ -1,4 +1,4 @@
-"""The view of the fleet follows the store, whatever happens while it looks."""
+"""The fleet of a replica follows the store, whatever happens while it looks."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ async def test_a_deletion_that_is_told_while_a_look_is_under_way_is_seen_by_the_
     store = Held()
     first = store.insert("workers", name="w1", state="READY")
     store.insert("workers", name="w2", state="READY")
-    view = FleetFeed(store)
-    await view.load()
+    feed = FleetFeed(store)
+    await feed.load()
     store.answer, store.asked = anyio.Event(), anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(view.refresh)
+        tasks.start_soon(feed.refresh)
         await store.asked.wait()
         store.delete("workers", first)
-        view.reload_next()
+        feed.reload_next()
         store.answer.set()
-    await view.refresh()
-    assert list(view.fleet.by_name) == ["w2"]
+    await feed.refresh()
+    assert list(feed.fleet.by_name) == ["w2"]
 
 
 async def test_workers_take_their_positions_by_id_whatever_the_order_of_rows() -> None:
     store = MemoryStore()
     for n in (3, 1, 2):
         store.insert("workers", id=n, name=f"w{n}", state="READY")
-    view = FleetFeed(store)
-    await view.load()
-    assert view.fleet.worker_id[:3].tolist() == [1, 2, 3]
-    assert view.fleet.order is None
+    feed = FleetFeed(store)
+    await feed.load()
+    assert feed.fleet.worker_id[:3].tolist() == [1, 2, 3]
+    assert feed.fleet.order is None
     store.delete("workers", 1)
-    view.reload_next()
-    await view.refresh()
+    feed.reload_next()
+    await feed.refresh()
     store.insert("workers", id=9, name="w9", state="READY")
-    await view.refresh()
-    fleet = view.fleet
+    await feed.refresh()
+    fleet = feed.fleet
     ids = fleet.worker_id[: fleet.count][fleet.alive[: fleet.count]]
     assert ids.tolist() == [2, 3, 9]  # the position that was freed is not taken
     assert fleet.order is None

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from gpustackd.daemon.backoff import Backoff
 from gpustackd.daemon.queue.key_queue import KeyChange, KeyQueue
-from gpustackd.daemon.scheduling.backoff import Backoff
 from tests.exploring import explored
 from tests.waiting import TimelessLoop
 

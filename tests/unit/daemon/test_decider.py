@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from gpustackd.daemon.scheduling.decider import Decider
 from gpustackd.daemon.scheduling.demand_mix import DIFFERENT, DemandMix
+from gpustackd.daemon.scheduling.file_locations import FileLocations
 from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
 from gpustackd.daemon.scheduling.model_catalog import ModelCatalog
+from gpustackd.daemon.scheduling.path_probe import PathProbe
 from gpustackd.daemon.surface.reporter import Reporter
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.model_spec import Strategy
@@ -32,16 +35,19 @@ from tests.fleets import GIB, demand, fleet, model, occupy
 
 
 class Bench:
-    """A judge over a fleet, with a real log and real metrics."""
+    """A decider over a fleet, with a real log and real metrics."""
 
     def __init__(self, folder: Path, text: str, policy: Policy | None = None) -> None:
         self.path = folder / "log"
         self.metrics = Metrics("1", "r")
         self.stream = self.path.open("w")
         self.logging = start_logging(stream=self.stream, form="json")
-        self.view = FleetFeed(MemoryStore())
-        self.view.fleet = fleet(text)
-        self.judge = Decider(self.view, policy or Policy(), Reporter(self.logging.log, self.metrics))
+        store = MemoryStore()
+        self.feed = FleetFeed(store)
+        self.feed.fleet = fleet(text)
+        self.probe = PathProbe(None, FileLocations(store, self.feed), Clock())
+        self.reporter = Reporter(self.logging.log, self.metrics)
+        self.decider = Decider(self.feed, self.probe, policy or Policy(), self.reporter)
 
     def counted(self, stage: str) -> float:
         text = exposition(self.metrics.registry)[0].decode()
@@ -80,7 +86,7 @@ def test_failures_are_counted_each_time_and_logged_once_in_a_while(
     monkeypatch.setattr(StatusFilter, "keep", fail)
     monkeypatch.setattr(Scorer, "cards", fail)
     for n in range(1, 4):
-        outcome, _ = bench.judge.decide(demand(8), n, f"x-{n}")
+        outcome, _ = bench.decider.decide(demand(8), n, f"x-{n}")
         assert isinstance(outcome, Placed)
     assert bench.counted("filter.status") == bench.counted("scorer.placement") == 3
     told = bench.told()
@@ -95,15 +101,15 @@ def test_a_refusal_in_which_something_failed_is_not_kept(
     large = demand(100, model(worker_selector={"zone": "a"}))
     with monkeypatch.context() as patch:
         patch.setattr(LabelFilter, "keep", fail)
-        outcome, _ = bench.judge.decide(wanted, 1, "x")
+        outcome, _ = bench.decider.decide(wanted, 1, "x")
         assert isinstance(outcome, Placed)  # the label is not looked at
-        outcome, _ = bench.judge.decide(large, 2, "y")
+        outcome, _ = bench.decider.decide(large, 2, "y")
         assert isinstance(outcome, NoFit)
         assert outcome.faults
-    outcome, _ = bench.judge.decide(large, 2, "y")
+    outcome, _ = bench.decider.decide(large, 2, "y")
     assert isinstance(outcome, NoFit)
     assert not outcome.faults
-    outcome, _ = bench.judge.decide(wanted, 1, "x")
+    outcome, _ = bench.decider.decide(wanted, 1, "x")
     assert isinstance(outcome, NoFit)
 
 
@@ -116,7 +122,7 @@ class Known(ModelCatalog):
     def __init__(self, demands: dict[int, Demand]) -> None:
         self.demands = demands
 
-    def last(self, model_id: int) -> Demand | None:
+    def last_demand(self, model_id: int) -> Demand | None:
         return self.demands.get(model_id)
 
 
@@ -144,7 +150,12 @@ def weight(policy: Policy, shape: DemandShape) -> float:
 def watched(bench: Bench) -> tuple[DemandMix, dict[int, WaitingInstance], Clock]:
     rows: dict[int, WaitingInstance] = {}
     clock = Clock()
-    return DemandMix(bench.view, Known({7: LARGE, 8: SMALL}), rows, clock), rows, clock
+    catalog = Known({7: LARGE, 8: SMALL})
+    return (
+        DemandMix(bench.feed, catalog, lambda: Counter(r.model_id for r in rows.values()), clock),
+        rows,
+        clock,
+    )
 
 
 def test_only_the_strategy_that_asks_gets_a_mix(watched: Any) -> None:
@@ -188,8 +199,8 @@ def test_a_mix_that_is_about_the_same_stays_the_same_object(watched: Any) -> Non
 
 
 def test_what_stands_on_the_fleet_was_seen(bench: Bench) -> None:
-    occupy(bench.view.fleet, "w1", [0, 1], 16, instance=5)
-    demands = DemandMix(bench.view, Known({}), {}, Clock())
+    occupy(bench.feed.fleet, "w1", [0, 1], 16, instance=5)
+    demands = DemandMix(bench.feed, Known({}), dict, Clock())
     found = demands.apply(Policy(), SMALL)
     assert weight(found, DemandShape(2, 16 * GIB)) == pytest.approx(0.3 / 0.5)
 

@@ -8,7 +8,8 @@ import tracemalloc
 import anyio
 import pytest
 
-from gpustackd.daemon.queue.instance_queue import InstanceQueue, Lane, Taken, WakeOrigin
+from gpustackd.daemon.queue.instance_queue import InstanceQueue, QueueEntry
+from gpustackd.daemon.queue.lanes import Lane, WakeOrigin
 from gpustackd.domain.outcome import Cure
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +37,7 @@ def filled(*ids: int, clock: Clock | None = None) -> InstanceQueue:
     return queue
 
 
-def ids(batch: list[Taken]) -> list[int]:
+def ids(batch: list[QueueEntry]) -> list[int]:
     return [taken.id for taken in batch]
 
 
@@ -69,7 +70,7 @@ async def test_a_backoff_ends_by_itself_and_an_earlier_one_added_later_is_not_ov
         queue.put(instance, 0, 0.0, model_id=1)
     queue.take_nowait(2)
     queue.retry(1, 3600)
-    got: list[Taken] = []
+    got: list[QueueEntry] = []
     async with anyio.create_task_group() as tasks:
 
         async def taker() -> None:
@@ -113,7 +114,7 @@ async def test_a_cancelled_taker_has_taken_nothing() -> None:
 
 async def test_closing_ends_every_wait_with_an_empty_batch() -> None:
     queue = filled()
-    ended: list[list[Taken]] = []
+    ended: list[list[QueueEntry]] = []
 
     async def taker() -> None:
         ended.append(await queue.take(1))

@@ -8,14 +8,15 @@ from random import Random
 class Backoff:
     """Delays `first * 2^n`, at most `ceiling`, of which a random part up to `spread` is taken off.
 
-    The spread keeps replicas that failed together from coming back together. `chance` is passed in, so
-    that a test or a replay knows the delays.
+    The spread keeps replicas that failed together from coming back together. `rng` is passed in, so that a
+    test or a replay knows the delays.
     """
 
     def __init__(
-        self, chance: Random, *, first: float = 1.0, ceiling: float = 60.0, spread: float = 0.25
+        self, rng: Random, *, first: float = 1.0, ceiling: float = 60.0, spread: float = 0.25
     ) -> None:
-        self._chance = chance
+        """`first` and `ceiling` in seconds, `spread` between 0 and 1."""
+        self._rng = rng
         self._first = first
         self._ceiling = ceiling
         self._spread = spread
@@ -23,5 +24,5 @@ class Backoff:
     def seconds(self, failures: int) -> float:
         """The delay after so many failures in a row before this one (0 = this was the first)."""
         # 2^failures without ever building a huge number
-        whole = min(self._ceiling, self._first * 2.0 ** min(max(failures, 0), 60))
-        return whole * (1.0 - self._spread * self._chance.random())
+        delay = min(self._ceiling, self._first * 2.0 ** min(max(failures, 0), 60))
+        return delay * (1.0 - self._spread * self._rng.random())

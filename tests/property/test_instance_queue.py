@@ -9,7 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpustackd.daemon.queue.instance_queue import InstanceQueue, Lane
+from gpustackd.daemon.queue.instance_queue import InstanceQueue
+from gpustackd.daemon.queue.lanes import Lane
 from gpustackd.domain.outcome import Cure
 from tests.exploring import explored
 
