@@ -2,8 +2,9 @@
 
 A block is six or more lines inside functions that stand elsewhere too, with all names alike, all literals
 alike, and without comments, docstrings and blank lines. Declarations are left out, since a list of fields
-says something each time: imports, heads of functions, annotated names, and attributes that are set to an
-argument or a literal. Each further place counts once, however long the block there is.
+says something each time: imports, heads of functions, annotated names, attributes that are set to an argument
+or a literal, and fields of records (`vram=claim.vram` or `"ram": row["ram"]` on a line of its own). Each
+further place counts once, however long the block there is.
 """
 
 from __future__ import annotations
@@ -93,6 +94,12 @@ def _statements(tree: ast.Module) -> set[int]:
             declared.update(range(node.lineno, node.body[0].lineno))
         elif isinstance(node, ast.stmt) and _declares(node):
             declared.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        elif isinstance(node, ast.Call):
+            declared.update(
+                k.value.lineno for k in node.keywords if _plain(k.value) and k.lineno > node.lineno
+            )
+        elif isinstance(node, ast.Dict):
+            declared.update(v.lineno for v in node.values if _plain(v) and v.lineno > node.lineno)
     return inside - declared
 
 
@@ -103,6 +110,13 @@ def _declares(node: ast.stmt) -> bool:
         case ast.Assign(targets=[ast.Attribute()], value=ast.Name() | ast.Constant()):
             return True
     return False
+
+
+def _plain(value: ast.expr) -> bool:
+    """A name, an attribute or a column of one, or a literal: nothing is computed."""
+    while isinstance(value, (ast.Attribute, ast.Subscript)):
+        value = value.value
+    return isinstance(value, (ast.Name, ast.Constant))
 
 
 if __name__ == "__main__":

@@ -156,9 +156,5 @@ async def within(seconds: float, call: Callable[[], Awaitable[T]], label: str) -
         with anyio.fail_after(seconds):
             return await call()
     except TimeoutError:
-        raise ModelUnreadable(
-            "timeout",
-            f"{label} was not read within {seconds:g} s",
-            "check the hub and the network",
-            retryable=True,
-        ) from None
+        problem = f"{label} was not read within {seconds:g} s"
+        raise ModelUnreadable("timeout", problem, "check the hub and the network", retryable=True) from None

@@ -173,12 +173,9 @@ class WorkerFiles:
         for host in hosts.hosts:
             reasons.setdefault(host.name, f"did not answer within {self._total:g} s")
         listed = [f"{name}: {reason}" for name, reason in reasons.items()]
-        raise ModelUnreadable(
-            "workers_silent",
-            f"{path} could not be read from {_count(len(hosts.hosts))}: {_some(listed)}",
-            "check that a worker has the path and that its file API can be reached",
-            retryable=True,
-        )
+        problem = f"{path} could not be read from {_count(len(hosts.hosts))}: {_some(listed)}"
+        remedy = "check that a worker has the path and that its file API can be reached"
+        raise ModelUnreadable("workers_silent", problem, remedy, retryable=True)
 
     async def _get(self, host: WorkerHost, route: str, path: str, limit: int) -> bytes:
         try:

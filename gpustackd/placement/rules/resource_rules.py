@@ -177,6 +177,12 @@ class ResourceRules:
         return int(vram * self.ram_ratio) if self.ram_ratio and vram else 0
 
     @property
+    def largest_fraction(self) -> float:
+        """The largest part of a card that may be booked, where it is the same for all; else 1."""
+        fixed = self.claim_policy is ClaimPolicy.SHARE and not self.share_of_type
+        return self.share if fixed else 1.0
+
+    @property
     def ram_floor(self) -> int:
         """RAM that any worker of the placement needs free, whatever VRAM is booked there."""
         return max(self.ram, self.ram_static or 0)

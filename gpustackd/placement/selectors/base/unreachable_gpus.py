@@ -33,25 +33,17 @@ def unreachable(context: PlacementContext, selection: Selection) -> list[Reason]
         for n, f in enumerate(context.filters):
             if bits >> n & 1 and f.name in TELLING:
                 reasons.extend(f.reasons(fleet, np.array([w]), 0, 1))
-    if selection.absent:
-        gpus = selection.absent
-        text = f"selected GPU{_s(gpus)} {_names(gpus)}: no such worker or GPU is known"
-        reasons.append(
-            picked_reason("absent", text, gpus=[gpu_label(g) for g in gpus[:SHOWN]], count=len(gpus))
-        )
-    if selection.shut:
-        gpus = selection.shut
-        text = f"selected GPU{_s(gpus)} {_names(gpus)}: closed, over-committed, or of unknown memory"
-        reasons.append(
-            picked_reason("shut", text, gpus=[gpu_label(g) for g in gpus[:SHOWN]], count=len(gpus))
-        )
-    if selection.foreign:
-        gpus = selection.foreign
-        backend = context.demand.spec.effective_backend
-        text = f"selected GPU{_s(gpus)} {_names(gpus)}: {backend} does not run there"
-        reasons.append(
-            picked_reason("wrong_type", text, gpus=[gpu_label(g) for g in gpus[:SHOWN]], count=len(gpus))
-        )
+    unusable = (
+        ("absent", selection.absent, "no such worker or GPU is known"),
+        ("shut", selection.shut, "closed, over-committed, or of unknown memory"),
+        ("wrong_type", selection.foreign, f"{context.demand.spec.effective_backend} does not run there"),
+    )
+    for code, gpus, why in unusable:
+        if gpus:
+            text = f"selected GPU{_s(gpus)} {_names(gpus)}: {why}"
+            reasons.append(
+                picked_reason(code, text, gpus=[gpu_label(g) for g in gpus[:SHOWN]], count=len(gpus))
+            )
     return reasons
 
 

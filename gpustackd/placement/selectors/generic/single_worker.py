@@ -44,12 +44,7 @@ class SingleGpuSelector(SingleWorkerSelector):
         """Slots that share the best value and book the same."""
 
     def is_hopeless(self) -> bool:
-        share = (
-            1.0
-            if self.rules.claim_policy is not ClaimPolicy.SHARE or self.rules.share_of_type
-            else self.rules.share
-        )
-        return self.rules.vram > self.fleet.largest[0] * share
+        return self.rules.vram > self.fleet.largest[0] * self.rules.largest_fraction
 
     def look(self, rows: Ints) -> None:
         cards = self.context.cards(rows)
@@ -106,14 +101,9 @@ class MultiGpuSelector(SingleWorkerSelector):
         """Slots of which as many are taken as are missing."""
 
     def is_hopeless(self) -> bool:
-        share = (
-            1.0
-            if self.rules.claim_policy is not ClaimPolicy.SHARE or self.rules.share_of_type
-            else self.rules.share
-        )
         return (
             self.rules.claim_policy is not ClaimPolicy.EACH
-            and self.rules.vram > self.fleet.largest[1] * share
+            and self.rules.vram > self.fleet.largest[1] * self.rules.largest_fraction
         )
 
     def look(self, rows: Ints) -> None:
