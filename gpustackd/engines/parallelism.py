@@ -71,6 +71,7 @@ class Indivisible:
         return f"{self.value} {self.WORDS[self.what]} cannot be split evenly over {self.by} GPUs"
 
     def as_params(self) -> Mapping[str, Any]:
+        """The complaint as data of a refusal."""
         return {"what": self.what, "value": self.value, "by": self.by}
 
 

@@ -113,6 +113,7 @@ class Pin:
         return cls(text, tuple(_clause(part) for part in text.split(",")))
 
     def admits(self, version: str) -> bool:
+        """Whether the version is the one named, or within the range."""
         if not self.clauses:
             return same(self.text, version)
         return all(_holds(operator, bound, version) for operator, bound in self.clauses)

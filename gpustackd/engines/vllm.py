@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.facts import HyperParameters
@@ -86,17 +85,27 @@ def share(demand: Demand, parameters: BackendParameters) -> float:
 
 
 def architectures(demand: Demand, parameters: BackendParameters) -> tuple[str, ...]:
-    """The model's architectures, or those that `--hf-overrides` puts in their place."""
+    """The model's architectures, or those that `--hf-overrides` puts in their place. Raise BadRow."""
     own = demand.facts.hyper.architectures if demand.facts.hyper else ()
+    return overridden_architectures(parameters) or own
+
+
+def overridden_architectures(parameters: BackendParameters) -> tuple[str, ...] | None:
+    """Architectures of the last `--hf-overrides`; None where it names none. Raise BadRow where it is no JSON
+    object."""
     raw = parameters.last_text("hf-overrides")
     if raw is None:
-        return own
+        return None
     try:
-        overrides: Any = json.loads(raw)
+        document = json.loads(raw)
     except (ValueError, RecursionError):
-        raise BadRow(COLUMN, f"--hf-overrides is {raw[:60]!r}, not JSON") from None
-    named = overrides.get("architectures") if isinstance(overrides, dict) else None
-    return tuple(str(a) for a in named) if isinstance(named, list) and named else own
+        document = None
+    if not isinstance(document, dict):
+        raise BadRow(COLUMN, f"--hf-overrides is {raw[:60]!r}, not a JSON object")
+    names = document.get("architectures")
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        return None
+    return tuple(names)
 
 
 def executor(demand: Demand, parameters: BackendParameters) -> str:
@@ -143,6 +152,7 @@ class RankLayout:
 
     @property
     def kind(self) -> str:
+        """`data_parallel`: no rank spans nodes; `model_parallel`: one spans all; `nested`: some span some."""
         if self.nodes_per_rank == 1:
             return "data_parallel"
         return "model_parallel" if self.dp == 1 else "nested"

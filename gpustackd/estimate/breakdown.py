@@ -13,6 +13,7 @@ from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.parallelism import Parallel
 from gpustackd.engines.registry import parallel_of, serving_flags
 from gpustackd.engines.serving import ServingFlags
+from gpustackd.estimate.answer import common_fields
 from gpustackd.estimate.claim import GIB, vram_claim
 from gpustackd.estimate.demand import build_demand
 from gpustackd.estimate.kv_cache import KvCache, cache_of
@@ -58,13 +59,7 @@ class Breakdown:
         """The answer of `estimate -o json`; keys may be added, none is renamed or removed. Sizes in bytes."""
         each = self.per_gpu
         return {
-            "source": self.source,
-            "backend": self.backend,
-            "architecture": self.architecture,
-            "categories": list(self.categories),
-            "weights": self.weights,
-            "claim": {"vram": self.claim_vram, "ram": self.claim_ram},
-            "parts": dict(self.parts),
+            **common_fields(self),
             "tensor_parallel_size": self.parallel.tp,
             "pipeline_parallel_size": self.parallel.pp,
             "max_model_len": self.max_len,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import SKIP_EVALUATION, ModelSpec
 from gpustackd.domain.outcome import Reason
+from gpustackd.engines import vllm
 from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.registry import parallel_of
 from gpustackd.errors import BadRow, ModelUnreadable
@@ -108,19 +108,7 @@ def overridden_architectures(spec: ModelSpec) -> tuple[str, ...] | None:
     """Architectures of the last `--hf-overrides` of a vLLM model. Raise BadRow where it is no JSON object."""
     if spec.effective_backend != "vLLM":
         return None
-    raw = parse_flags(spec.backend_parameters).last_text("hf-overrides")
-    if raw is None:
-        return None
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise BadRow("backend_parameters", f"--hf-overrides is {raw[:60]!r}, not a JSON object")
-    names = document.get("architectures")
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        return None
-    return tuple(names)
+    return vllm.overridden_architectures(parse_flags(spec.backend_parameters))
 
 
 def may_skip_check(spec: ModelSpec) -> bool:

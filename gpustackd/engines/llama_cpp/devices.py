@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Places = NDArray[np.int64]
+LayerDevices = NDArray[np.int64]
 
 MOST_DEVICES = 15
 """llama.cpp schedules over 16 devices (`GGML_SCHED_MAX_BACKENDS`), of which the host is one."""
 
 
-def devices_of_offloaded(shares: Sequence[float], layers: int) -> Places:
+def offloaded_devices(shares: Sequence[float], layers: int) -> LayerDevices:
     """(layers,) device of each offloaded layer, in order. `shares`: one or more, as in `--tensor-split`.
 
     Of A layers the t-th goes to the first device whose cumulative share exceeds t / A.
@@ -31,10 +31,10 @@ def layers_per_device(shares: Sequence[float], layers: int) -> tuple[int, ...]:
     """Number of offloaded layers on each device."""
     if not layers:
         return (0,) * len(shares)
-    return tuple(np.bincount(devices_of_offloaded(shares, layers), minlength=len(shares)).tolist())
+    return tuple(np.bincount(offloaded_devices(shares, layers), minlength=len(shares)).tolist())
 
 
-def places(all_layers: int, offload_layers: int, shares: Sequence[float]) -> Places:
+def layer_devices(all_layers: int, offload_layers: int, shares: Sequence[float]) -> LayerDevices:
     """(all_layers + 1,) device of each block, and of the output at the end; the host is `len(shares)`.
 
     The last blocks are offloaded first, and the output before all.
@@ -44,5 +44,5 @@ def places(all_layers: int, offload_layers: int, shares: Sequence[float]) -> Pla
     found = np.full(count, host, np.int64)
     offloaded = min(offload_layers, count) if host else 0
     if offloaded > 0:
-        found[count - offloaded :] = devices_of_offloaded(shares, offloaded)
+        found[count - offloaded :] = offloaded_devices(shares, offloaded)
     return found

@@ -48,6 +48,7 @@ class Override:
 
     @property
     def compiled(self) -> re.Pattern[str]:
+        """The pattern, searched for anywhere in a tensor's name."""
         return re.compile(self.pattern)
 
 
@@ -86,6 +87,7 @@ class LlamaServing:
 
     @property
     def streams(self) -> int:
+        """Streams of the cache: one that slots share, or one per slot (`--kv-unified`)."""
         return 1 if self.unified else self.parallel
 
     @property

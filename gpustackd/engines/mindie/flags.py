@@ -146,13 +146,17 @@ def serving(flags: BackendParameters, env: Mapping[str, str], length: int) -> Mi
     _check_texts(flags)
     _switches(flags, whole["max-batch-size"])
     sizes = parallel_sizes(flags)
+    _powers_of_two(sizes)
     _exclusive(flags, sizes["dp"])
     flags.number("rope-theta")
     return MindieServing(_fraction(flags, env), sizes)
 
 
 def parallel_sizes(flags: BackendParameters) -> Mapping[str, int]:
-    """Parallel sizes by the keys of `PARALLEL`; not given = -1, pp 1. Raises BadRow for what is no size."""
+    """Parallel sizes by the keys of `PARALLEL`; not given = -1, pp 1.
+
+    Raises BadRow for what is no size; that all but pp are powers of two, `serving` checks.
+    """
     sizes = {key: _size(flags, names) for key, names in PARALLEL.items()}
     if not _given(flags, *PARALLEL["pp"]):
         sizes["pp"] = 1
@@ -200,11 +204,16 @@ def _size(flags: BackendParameters, names: tuple[str, ...]) -> int:
     value = flags.integer(*names)
     if value is None:
         return -1
-    if value > 0 and value & (value - 1) and names[0] != PARALLEL["pp"][0]:
-        raise BadRow(COLUMN, f"--{names[0]} is {value}, it must be a power of two")
     if value > 2**20:
         raise BadRow(COLUMN, f"--{names[0]} is {value}, more than any cluster has")
     return value
+
+
+def _powers_of_two(sizes: Mapping[str, int]) -> None:
+    """All sizes but the pipeline's have to be."""
+    for key, value in sizes.items():
+        if key != "pp" and value > 0 and value & (value - 1):
+            raise BadRow(COLUMN, f"--{PARALLEL[key][0]} is {value}, it must be a power of two")
 
 
 def _fraction(flags: BackendParameters, env: Mapping[str, str]) -> float:

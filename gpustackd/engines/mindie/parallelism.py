@@ -33,7 +33,7 @@ class Ranks:
     """Sizes that were given, as answers name them."""
 
     @property
-    def found(self) -> WorldSize | None:
+    def world_size(self) -> WorldSize | None:
         """The world size for the rule of GPU counts; None where nothing fixes it."""
         return WorldSize(self.world, self.labels) if self.labels and self.world > 0 else None
 

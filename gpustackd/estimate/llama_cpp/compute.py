@@ -12,12 +12,12 @@ from gpustackd.domain.gguf_facts import F32, GgufFacts
 from gpustackd.engines.llama_cpp.flags import LlamaServing
 from gpustackd.estimate.llama_cpp.architecture import Dimensions
 from gpustackd.estimate.llama_cpp.graph.allocate import peaks
-from gpustackd.estimate.llama_cpp.graph.forward_pass import Homes, Load, Pass
+from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass, TensorDevices, Workload
 from gpustackd.estimate.llama_cpp.graph.networks import is_known, network_of
-from gpustackd.estimate.llama_cpp.graph.schedule import COPIES, schedule
+from gpustackd.estimate.llama_cpp.graph.schedule import COPIES, split_over_devices
 from gpustackd.estimate.llama_cpp.graph.upper_bound import bounded_buffers
 from gpustackd.estimate.llama_cpp.memory import ubatch_of, window_cells
-from gpustackd.estimate.llama_cpp.tensors import Inventory
+from gpustackd.estimate.llama_cpp.tensors import ModelTensors
 
 KEPT = 512
 SOME = 3
@@ -26,14 +26,14 @@ SHALLOW = 16
 """Layers of a network of several kinds that are all laid out, since few of them are alike."""
 
 
-def load_of(dims: Dimensions, serving: LlamaServing) -> Load:
+def workload_of(dims: Dimensions, serving: LlamaServing) -> Workload:
     """The largest pass that llama.cpp makes room for."""
     tokens = min(serving.cells, ubatch_of(dims, serving))
     batch = min(serving.cells, serving.batch) if dims.causal else serving.batch
     rows = serving.outputs or (batch if serving.embeddings else serving.parallel)
     outputs = min(tokens, rows)
     tokens = -(-tokens // serving.parallel) * serving.parallel
-    return Load(
+    return Workload(
         tokens=tokens,
         sequences=serving.parallel,
         outputs=outputs,
@@ -48,15 +48,17 @@ def load_of(dims: Dimensions, serving: LlamaServing) -> Load:
     )
 
 
-class Buffers:
+class ComputeBuffers:
     """Compute buffers of one model under one set of flags."""
 
-    def __init__(self, facts: GgufFacts, dims: Dimensions, tensors: Inventory, serving: LlamaServing) -> None:
+    def __init__(
+        self, facts: GgufFacts, dims: Dimensions, tensors: ModelTensors, serving: LlamaServing
+    ) -> None:
         self._facts = facts
         self._dims = dims
         self._tensors = tensors
         self._serving = serving
-        self._load = load_of(dims, serving)
+        self._load = workload_of(dims, serving)
         self._network = network_of(facts)
         self._moved = _moved(tensors, serving)
         self._kinds = _kinds(dims, tensors, self._moved)
@@ -139,7 +141,7 @@ class Buffers:
         for i, place in zip(order, at, strict=True):
             layers[i] = place
         on_host = not self._serving.offload_cache
-        homes = Homes(
+        homes = TensorDevices(
             layers=layers,
             caches=[host] * len(layers) if on_host else layers,
             output=host if output < 0 else output,
@@ -151,12 +153,12 @@ class Buffers:
             },
         )
         copies = COPIES if pipelined else 1
-        a_pass = Pass(self._facts, self._dims, self._tensors, self._load, homes, order)
+        a_pass = ForwardPass(self._facts, self._dims, self._tensors, self._load, homes, order)
         try:
             self._network(a_pass)
         except (KeyError, ZeroDivisionError) as e:
             return self._bounded(order, at, homes.output, devices, str(e), copies=copies)
-        found = tuple(peaks(schedule(a_pass.tape, host, pipelined=pipelined), devices + 1))
+        found = tuple(peaks(split_over_devices(a_pass.tape, host, pipelined=pipelined), devices + 1))
         if self._known:
             return found
         bound = self._bounded(order, at, homes.output, devices, "", copies=copies)
@@ -204,7 +206,7 @@ def _standing_for(run: Sequence[int], kinds: Sequence[int]) -> list[int]:
     return few
 
 
-def _moved(tensors: Inventory, serving: LlamaServing) -> dict[str, int | None]:
+def _moved(tensors: ModelTensors, serving: LlamaServing) -> dict[str, int | None]:
     """Tensors that a flag puts elsewhere: name -> device, None for the host."""
     if not serving.overrides:
         return {}
@@ -219,7 +221,7 @@ def _moved(tensors: Inventory, serving: LlamaServing) -> dict[str, int | None]:
     return found
 
 
-def _kinds(dims: Dimensions, tensors: Inventory, moved: dict[str, int | None]) -> list[int]:
+def _kinds(dims: Dimensions, tensors: ModelTensors, moved: dict[str, int | None]) -> list[int]:
     """A number per layer, equal for layers that need the same."""
     numbers: dict[object, int] = {}
     found = []

@@ -60,9 +60,9 @@ class ImageSizes:
     def level(self, offload_layers: int, split: tuple[float, ...] = (), remotes: int = 0) -> Level:
         """Everything on devices, or on the host."""
         del remotes
-        return level_of(self.divided(offload_layers, max(len(split), 1)))
+        return level_of(self.division(offload_layers, max(len(split), 1)))
 
-    def divided(self, offload_layers: int, devices: int = 1) -> Division:
+    def division(self, offload_layers: int, devices: int = 1) -> Division:
         """Part by part: the diffusion network on the last of the devices, text encoders on the first."""
         conditioner, autoencoder, diffusion = self._parts()
         parts = [conditioner, autoencoder, diffusion]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpustackd.domain.gguf_facts import F32, GgufFacts, GgufTensor
 from gpustackd.engines.llama_cpp.flags import LlamaServing
 from gpustackd.estimate.llama_cpp.architecture import WITH_VALUES, Dimensions
-from gpustackd.estimate.llama_cpp.tensors import Inventory, has_head, is_output, padded
+from gpustackd.estimate.llama_cpp.tensors import ModelTensors, has_head, is_output, padded
 
 Bytes = NDArray[np.int64]
 
@@ -56,7 +56,7 @@ class Memory:
     """Weights that a flag puts on one device: device -> bytes."""
 
 
-def memory_of(facts: GgufFacts, dims: Dimensions, tensors: Inventory, serving: LlamaServing) -> Memory:
+def memory_of(facts: GgufFacts, dims: Dimensions, tensors: ModelTensors, serving: LlamaServing) -> Memory:
     """Count all tensors, and the cache of every layer."""
     count = dims.all_layers
     layers, kept = np.zeros(count, np.int64), np.zeros(count, np.int64)

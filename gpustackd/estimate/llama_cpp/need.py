@@ -19,7 +19,7 @@ from gpustackd.engines.llama_cpp.flags import LlamaServing, serving_of
 from gpustackd.estimate.llama_cpp.classify import distributable, is_image
 from gpustackd.estimate.llama_cpp.division import level_of
 from gpustackd.estimate.llama_cpp.image import ImageSizes
-from gpustackd.estimate.llama_cpp.refusal import LlamaRefuses, refusal
+from gpustackd.estimate.llama_cpp.refusal import LlamaRefusal, refusal
 from gpustackd.estimate.llama_cpp.sizer import Sizer
 
 KEPT = 2048
@@ -56,7 +56,7 @@ class LayerSizes:
         if found is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            found = level_of(self._sizer.divided(offload_layers, shares))
+            found = level_of(self._sizer.division(offload_layers, shares))
             self._kept[offload_layers, shares] = found
         return found
 
@@ -73,7 +73,7 @@ def gguf_need(spec: ModelSpec, facts: ModelFacts) -> tuple[Need, GgufNeed | None
         need = Need(vram=sum(d.vram for d in full.devices), ram=0, ram_static=full.ram)
         return need, GgufNeed(images, image=True)
     sizer = sizer_of(header, spec.backend_parameters)
-    full = level_of(sizer.divided(sizer.total_layers))
+    full = level_of(sizer.division(sizer.total_layers))
     need = Need(
         vram=sum(d.vram for d in full.devices),
         ram=0,  # how much RAM is needed depends on the level: the search checks each
@@ -113,20 +113,20 @@ def _sizer(identity: _Identity, parameters: tuple[str, ...], rows: int | None) -
         serving = replace(serving, outputs=rows or serving.batch)
     sizer = Sizer(header, serving)
     if (why := refusal(header, sizer.dims, serving)) is not None:
-        raise LlamaRefuses(why)
+        raise LlamaRefusal(why)
     return sizer
 
 
 def header_digest(header: GgufFacts) -> str:
     """Equal for headers that say the same."""
-    told: list[Any] = [
+    said: list[Any] = [
         header.architecture, header.kind, sorted(header.values.items(), key=lambda kv: kv[0]),
         sorted(header.lengths.items()), [(t.name, t.shape, t.type, t.size) for t in header.tensors],
         header.file_bytes, header.data_bytes, header.warnings,
         [header_digest(h) for h in (header.projector, header.draft, *header.adapters) if h is not None],
         header.projector is None, header.draft is None,
     ]  # fmt: skip
-    return sha256(repr(told).encode()).hexdigest()
+    return sha256(repr(said).encode()).hexdigest()
 
 
 def sized_for(serving: LlamaServing) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from gpustackd.errors import BadRow
 from gpustackd.estimate.llama_cpp.architecture import Dimensions
 
 
-class LlamaRefuses(BadRow):
+class LlamaRefusal(BadRow):
     """llama.cpp would not start with these flags; `why` in its words."""
 
     def __init__(self, why: str) -> None:

@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from gpustackd.domain.gguf_facts import F16, GgufFacts
-from gpustackd.engines.llama_cpp.devices import Places, places
+from gpustackd.engines.llama_cpp.devices import LayerDevices, layer_devices
 from gpustackd.engines.llama_cpp.flags import LlamaServing
 from gpustackd.estimate.llama_cpp.architecture import dimensions
-from gpustackd.estimate.llama_cpp.compute import Buffers
+from gpustackd.estimate.llama_cpp.compute import ComputeBuffers
 from gpustackd.estimate.llama_cpp.division import Allowance, DeviceShare, Division, HostShare
 from gpustackd.estimate.llama_cpp.extras import extras
 from gpustackd.estimate.llama_cpp.memory import Memory, memory_of
-from gpustackd.estimate.llama_cpp.tensors import inventory, padded
+from gpustackd.estimate.llama_cpp.tensors import padded, sort_tensors
 
 KEPT = 4096
 SPARE = 0.006
@@ -35,9 +35,9 @@ class Sizer:
         self.serving = serving
         self.allowance = allowance or Allowance()
         self.dims = dimensions(facts)
-        tensors = inventory(facts, self.dims.all_layers)
+        tensors = sort_tensors(facts, self.dims.all_layers)
         self.memory: Memory = memory_of(facts, self.dims, tensors, serving)
-        self.buffers = Buffers(facts, self.dims, tensors, serving)
+        self.buffers = ComputeBuffers(facts, self.dims, tensors, serving)
         self._extras = self._beside_model()
         self._kept: dict[tuple[int, tuple[float, ...]], Division] = {}
 
@@ -51,11 +51,11 @@ class Sizer:
         """What was assumed where no rule is known."""
         return self.buffers.warnings
 
-    def all(self, shares: Sequence[float] = (1.0,)) -> tuple[Division, ...]:
+    def divisions(self, shares: Sequence[float] = (1.0,)) -> tuple[Division, ...]:
         """Every level over these devices: index 0 is the host alone, the last one is full."""
-        return tuple(self.divided(n, shares) for n in range(self.total_layers + 1))
+        return tuple(self.division(n, shares) for n in range(self.total_layers + 1))
 
-    def divided(self, offload_layers: int, shares: Sequence[float] = (1.0,)) -> Division:
+    def division(self, offload_layers: int, shares: Sequence[float] = (1.0,)) -> Division:
         """So many layers (the output first) over devices with these shares of them."""
         count = min(max(offload_layers, 0), self.total_layers)
         key = (count, tuple(shares))
@@ -63,11 +63,11 @@ class Sizer:
         if found is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            at = places(self.dims.all_layers, count, shares)
-            found = self._kept[key] = self.placed(at, len(shares))
+            at = layer_devices(self.dims.all_layers, count, shares)
+            found = self._kept[key] = self.division_at(at, len(shares))
         return found
 
-    def placed(self, at: Places, devices: int) -> Division:
+    def division_at(self, at: LayerDevices, devices: int) -> Division:
         """With each block and the output where `at` says; the host is the number `devices`."""
         memory, host = self.memory, devices
         blocks, output = at[:-1], int(at[-1])
@@ -127,7 +127,7 @@ class Sizer:
                 self.serving, cache_k=F16, cache_v=F16, overrides=(), gpu_layers=None, tensor_split=()
             )
             drafted = Sizer(replace(self.facts.draft, draft=None, projector=None, adapters=()), own)
-            found = drafted.divided(drafted.total_layers)
+            found = drafted.division(drafted.total_layers)
             vram += found.devices[0].needed
             ram += found.host.needed
         return vram, ram

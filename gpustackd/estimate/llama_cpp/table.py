@@ -14,11 +14,12 @@ from gpustackd.engines.flags import COLUMN, parse_flags
 from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.engines.llama_cpp.flags import tensor_split
 from gpustackd.errors import BadRow
+from gpustackd.estimate.answer import common_fields
 from gpustackd.estimate.llama_cpp.classify import distributable, is_image
 from gpustackd.estimate.llama_cpp.division import Allowance, DeviceShare, Division, HostShare
 from gpustackd.estimate.llama_cpp.image import ImageSizes
 from gpustackd.estimate.llama_cpp.need import sized_for, sizer_of
-from gpustackd.estimate.llama_cpp.refusal import LlamaRefuses
+from gpustackd.estimate.llama_cpp.refusal import LlamaRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,7 @@ class Table:
     def as_json(self) -> dict[str, Any]:
         """The answer of `estimate -o json`; keys may be added, none is renamed or removed. Sizes in bytes."""
         return {
-            "source": self.source,
-            "backend": self.backend,
-            "architecture": self.architecture,
-            "categories": list(self.categories),
-            "weights": self.weights,
-            "claim": {"vram": self.claim_vram, "ram": self.claim_ram},
-            "parts": dict(self.parts),
+            **common_fields(self),
             "levels": [_level(level) for level in self.levels],
             "sized_for": dict(self.sized_for),
             "distributable": self.distributable,
@@ -117,15 +112,15 @@ def table(
     held_for: Mapping[str, Any] = MappingProxyType({})
     if is_image(header):
         images = ImageSizes(header, flags)
-        levels = tuple(images.divided(n, count) for n in range(2))
+        levels = tuple(images.division(n, count) for n in range(2))
     else:
         try:
             sizer = sizer_of(header, spec.backend_parameters, rows=rows)
-        except LlamaRefuses as e:
+        except LlamaRefusal as e:
             refused = e.why
         else:
             asked = sizer.serving.gpu_layers
-            levels = sizer.all(shares) if asked is None else (sizer.divided(asked, shares),)
+            levels = sizer.divisions(shares) if asked is None else (sizer.division(asked, shares),)
             held_for = sized_for(sizer.serving)
             warnings += sizer.warnings
             if not sizer.serving.whole_split and count > 1:

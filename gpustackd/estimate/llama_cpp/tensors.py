@@ -18,14 +18,14 @@ _BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class ModelTensors:
     """The tensors of a model: those of each layer by the end of their name, and all others by name."""
 
     layers: tuple[Mapping[str, GgufTensor], ...]
     others: Mapping[str, GgufTensor]
 
 
-def inventory(facts: GgufFacts, layers: int) -> Inventory:
+def sort_tensors(facts: GgufFacts, layers: int) -> ModelTensors:
     """Sort the tensors of a header."""
     found: list[dict[str, GgufTensor]] = [{} for _ in range(layers)]
     others: dict[str, GgufTensor] = {}
@@ -35,7 +35,7 @@ def inventory(facts: GgufFacts, layers: int) -> Inventory:
             found[int(match[1])][match[2]] = tensor
         else:
             others[tensor.name] = tensor
-    return Inventory(tuple(MappingProxyType(f) for f in found), MappingProxyType(others))
+    return ModelTensors(tuple(MappingProxyType(f) for f in found), MappingProxyType(others))
 
 
 def is_output(name: str) -> bool:

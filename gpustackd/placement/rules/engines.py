@@ -15,9 +15,9 @@ from gpustackd.placement.rules.resource_rules import (
     ClaimPolicy,
     ResourceRules,
     check_split,
+    demand_fields,
     divisors,
     gpu_count,
-    sized,
 )
 
 NPU = "cann"
@@ -38,7 +38,7 @@ def vllm_rules(demand: Demand) -> ResourceRules:
     topology = vllm.parallel_sizes(parameters) if by_processes else None
     share = vllm.share(demand, parameters)
     return ResourceRules(
-        **sized(demand),
+        **demand_fields(demand),
         claim_policy=ClaimPolicy.SHARE if share > 0 else ClaimPolicy.SPLIT,
         share=share,
         share_flag=vllm.SHARE,
@@ -64,7 +64,7 @@ def sglang_rules(demand: Demand) -> ResourceRules:
     check_split(divides, sglang.TP[0], positive(parameters, sglang.TP))
     image = IMAGE in demand.categories
     return ResourceRules(
-        **sized(demand),
+        **demand_fields(demand),
         claim_policy=ClaimPolicy.EACH if image else ClaimPolicy.SHARE,
         share=0.0 if image else sglang.fraction(parameters) or 0.0,
         share_flag="" if image else sglang.FRACTION,
@@ -85,11 +85,11 @@ def mindie_rules(demand: Demand) -> ResourceRules:
     """
     spec, hyper = demand.spec, demand.facts.hyper
     asked = mindie.serving(parse_flags(spec.backend_parameters), spec.env, mindie.default_length(hyper))
-    found = ranks(asked.sizes)
-    count, fixed = gpu_count(spec, found.found)
-    check_model(found, hyper)
+    sizes = ranks(asked.sizes)
+    count, fixed = gpu_count(spec, sizes.world_size)
+    check_model(sizes, hyper)
     return ResourceRules(
-        **sized(demand),
+        **demand_fields(demand),
         claim_policy=ClaimPolicy.SHARE,
         share=asked.fraction,
         share_flag=mindie.FRACTION,
@@ -97,7 +97,7 @@ def mindie_rules(demand: Demand) -> ResourceRules:
         addresses=True,
         gpu_count=count,
         fixed_world=fixed,
-        per_worker=max(found.local, 0),
+        per_worker=max(sizes.local, 0),
         fewest=False,
         divisors=divisors(demand, vision=False),
         distributed=spec.distributed_inference_across_workers is not False,
@@ -121,7 +121,7 @@ def custom_rules(demand: Demand) -> ResourceRules:
     spec = demand.spec
     count, _ = gpu_count(spec, None)
     return ResourceRules(
-        **sized(demand),
+        **demand_fields(demand),
         claim_policy=ClaimPolicy.AT_LEAST,
         share=custom.card_fraction(spec) or 0.0,
         share_flag=custom.FRACTIONS[0],

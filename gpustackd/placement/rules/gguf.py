@@ -7,7 +7,7 @@ from gpustackd.engines.flags import COLUMN, parse_flags
 from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.engines.llama_cpp.flags import gpu_layers, tensor_split
 from gpustackd.errors import BadRow
-from gpustackd.placement.rules.resource_rules import ClaimPolicy, GgufRules, ResourceRules, sized
+from gpustackd.placement.rules.resource_rules import ClaimPolicy, GgufRules, ResourceRules, demand_fields
 
 
 def gguf_rules(demand: Demand) -> ResourceRules:
@@ -29,7 +29,7 @@ def gguf_rules(demand: Demand) -> ResourceRules:
     _check(asked, picked=bool(spec.gpu_ids))
     per = spec.gpu_selector.gpus_per_replica if spec.gpu_selector else None
     return ResourceRules(
-        **sized(demand),
+        **demand_fields(demand),
         claim_policy=ClaimPolicy.SPLIT,
         gpu_count=(per or len(spec.gpu_ids)) if spec.gpu_ids else 0,
         distributed=bool(spec.distributed_inference_across_workers) and need.distributable,

@@ -20,8 +20,8 @@ from gpustackd.placement.rules.resource_rules import (
     PoolRequest,
     ResourceRules,
     check_split,
+    demand_fields,
     divisors,
-    sized,
 )
 
 COLUMN = "gpu_type_selector"
@@ -38,7 +38,7 @@ def pool_rules(demand: Demand) -> ResourceRules:
     divides = divisors(demand, vision=_splits_vision(demand, ask.backend))
     _check_tp(demand, ask.backend, divides)
     return ResourceRules(
-        **sized(demand),
+        **demand_fields(demand),
         claim_policy=ClaimPolicy.EACH,
         gpu_count=ask.cards if ask.whole and ask.cards > 1 else 0,
         pool=ask,
@@ -118,7 +118,7 @@ def world_of(demand: Demand) -> WorldSize | None:
     if backend == "SGLang":
         return sglang.world_size(parse_flags(spec.backend_parameters))
     if backend == "MindIE":
-        return mindie_ranks(demand).found
+        return mindie_ranks(demand).world_size
     return None
 
 

@@ -80,6 +80,7 @@ class PoolRequest:
 
     @property
     def whole(self) -> bool:
+        """Whether cards are taken whole."""
         return not self.profile and not self.memory
 
     def size(self, pool: InstanceType) -> int:
@@ -188,7 +189,7 @@ class ResourceRules:
         return max(self.ram, self.ram_static or 0)
 
 
-class Sized(TypedDict):
+class DemandFields(TypedDict):
     """Fields of the rules that every demand states alike."""
 
     engine: Engine
@@ -199,7 +200,7 @@ class Sized(TypedDict):
     replicas: int
 
 
-def sized(demand: Demand) -> Sized:
+def demand_fields(demand: Demand) -> DemandFields:
     """Bytes of VRAM and RAM that the demand needs, and its number of replicas."""
     need, replicas = demand.need, demand.spec.replicas
     return {

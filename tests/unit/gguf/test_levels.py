@@ -37,7 +37,7 @@ def sizes(model: str | GgufFacts, *flags: str) -> LevelSizes:
 
 def cache(model: str, *flags: str) -> int:
     sizer = sizer_of(headers()[model], flags)
-    return sum(d.kv_cache for d in sizer.divided(sizer.total_layers).devices)
+    return sum(d.kv_cache for d in sizer.division(sizer.total_layers).devices)
 
 
 def test_levels_run_from_none_to_all_and_the_output_goes_first() -> None:
@@ -63,7 +63,7 @@ def test_weights_are_counted_once_however_they_are_divided(devices: int) -> None
     header = headers()[LLAMA]
     sizer = sizer_of(header, ())
     whole = sum(t.size for t in header.tensors)
-    for level in sizer.all((1.0,) * devices):
+    for level in sizer.divisions((1.0,) * devices):
         held = sum(d.weights for d in level.devices) + level.host.weights
         copies = sum(d.layers > 0 for d in level.devices) * sizer.memory.everywhere
         assert whole <= held <= whole + copies
@@ -90,7 +90,7 @@ def test_remote_devices_take_what_local_ones_do() -> None:
 
 def test_runtime_and_margin_are_in_what_is_booked() -> None:
     sizer = sizer_of(headers()[LLAMA], ())
-    division = sizer.divided(33)
+    division = sizer.division(33)
     device = division.devices[0]
     level = sizes(LLAMA).level(33)
     margin = int(0.02 * device.compute)

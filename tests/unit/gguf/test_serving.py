@@ -11,7 +11,7 @@ from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.llama_cpp.flags import LlamaServing, serving_of
 from gpustackd.errors import BadRow
 from gpustackd.estimate.llama_cpp.need import sizer_of
-from gpustackd.estimate.llama_cpp.refusal import LlamaRefuses
+from gpustackd.estimate.llama_cpp.refusal import LlamaRefusal
 from tests.gguf_truth import headers
 
 
@@ -126,7 +126,7 @@ def test_values_that_llama_server_does_not_take_are_refused_by_name(flag: str, s
 def test_llama_cpp_does_not_start_with_caches_that_it_cannot_use(
     model: str, flags: list[str], why: str
 ) -> None:
-    with pytest.raises(LlamaRefuses) as raised:
+    with pytest.raises(LlamaRefusal) as raised:
         sizer_of(headers()[model], flags)
     assert why in raised.value.why
     assert str(raised.value).startswith("backend_parameters: llama.cpp refuses to start: ")

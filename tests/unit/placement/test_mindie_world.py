@@ -47,12 +47,12 @@ def test_the_world_and_its_part_on_one_worker_follow_from_the_sizes(given, world
     ],
 )
 def test_the_sizes_given_are_named_in_one_order(given, labels):
-    assert derive(**given).found.labels == labels
+    assert derive(**given).world_size.labels == labels
 
 
 @pytest.mark.parametrize("given", [{}, {"dp": 1}, {"tp": -8}, {"moe_tp": 4}])
 def test_sizes_that_fix_no_world_leave_the_count_free(given):
-    assert derive(**given).found is None
+    assert derive(**given).world_size is None
 
 
 @pytest.mark.parametrize(

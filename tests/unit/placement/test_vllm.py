@@ -68,7 +68,7 @@ def test_an_explicit_world_size_takes_exactly_that_many():
         (["--tp=0"], "--tensor-parallel-size is 0"),
         (["--gpu-memory-utilization=1.5"], "--gpu-memory-utilization is 1.5"),
         (["--gpu-memory-utilization=lots"], "'lots'"),
-        (["--hf-overrides={broken"], "--hf-overrides is '{broken', not JSON"),
+        (["--hf-overrides={broken"], "--hf-overrides is '{broken', not a JSON object"),
         (["--distributed-executor-backend=mp", "--tp=2", "--dp=3", "--dpl=2"], "no multiple"),
     ],
 )

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from gpustackd.domain.gguf_facts import F16, F32, I32, ElementType
-from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass
 from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
     cast,
-    flash,
-    gathered,
-    made,
+    copy_into,
+    flash_attention,
+    get_rows,
+    make_contiguous,
     matmul,
-    permuted,
+    new_node,
+    permute,
     pointwise,
-    rows,
-    transposed,
+    transpose,
     view,
-    written,
 )
 
 
-def embedded(p: Pass, *, scaled: bool = False) -> Node:
+def embed_tokens(p: ForwardPass, *, scaled: bool = False) -> Node:
     """Rows of the token table; room for ready embeddings is held beside it."""
     tokens = p.input("tokens", I32, p.tokens)
     ready = p.input("embeddings", F32, p.dims.embedding, p.tokens)
-    x = rows(p.table, tokens)
+    x = get_rows(p.table, tokens)
     p.tape.run(x, ready)
     if scaled:
         x = pointwise(x)
@@ -32,7 +32,7 @@ def embedded(p: Pass, *, scaled: bool = False) -> Node:
     return x
 
 
-def projected(p: Pass, layer: int, x: Node, name: str) -> Node:
+def project(p: ForwardPass, layer: int, x: Node, name: str) -> Node:
     """Product with a weight of a layer; its scale and its bias, where it has them."""
     x = matmul(p.weight(layer, f"{name}.weight"), x)
     if (scale := p.maybe(layer, f"{name}.scale")) is not None:
@@ -43,12 +43,12 @@ def projected(p: Pass, layer: int, x: Node, name: str) -> Node:
 
 
 def queries_keys_values(
-    p: Pass, layer: int, x: Node, size: int, *, clamped: bool = False
+    p: ForwardPass, layer: int, x: Node, size: int, *, clamped: bool = False
 ) -> tuple[Node, Node, Node]:
     """Queries, keys and values by head, from one fused matrix or three."""
     heads, kv_heads, tokens = p.dims.heads[layer], p.dims.kv_heads[layer], p.tokens
     if p.has(layer, "attn_qkv.weight"):
-        x = projected(p, layer, x, "attn_qkv")
+        x = project(p, layer, x, "attn_qkv")
         if clamped:
             x = pointwise(x)
         step = size * x.elem.size
@@ -60,7 +60,7 @@ def queries_keys_values(
         )
     found = []
     for name, count in (("attn_q", heads), ("attn_k", kv_heads), ("attn_v", kv_heads)):
-        y = projected(p, layer, x, name)
+        y = project(p, layer, x, name)
         if clamped:
             y = pointwise(y)
         found.append((y, count))
@@ -68,7 +68,7 @@ def queries_keys_values(
     return q, k, v
 
 
-def rotation(p: Pass, which: str, elem: ElementType, windowed: bool) -> Node | None:
+def rotation(p: ForwardPass, which: str, elem: ElementType, windowed: bool) -> Node | None:
     """The matrix that spreads outliers before keys or values are quantised; None where they are not."""
     if not elem.quantised:
         return None
@@ -86,17 +86,17 @@ def rotation(p: Pass, which: str, elem: ElementType, windowed: bool) -> Node | N
     return p.input(f"{which} rotation {windowed}", F32, side, side)
 
 
-def rotated(x: Node, matrix: Node | None) -> Node:
+def rotate(x: Node, matrix: Node | None) -> Node:
     """Multiplied by a rotation matrix, in pieces of its side."""
     if matrix is None:
         return x
     side = matrix.ne[0]
     count = x.ne[0] * x.ne[1] * x.ne[2] * x.ne[3] // side
-    flat = view(x, side, count) if x.contiguous else gathered(x, side, count)
+    flat = view(x, side, count) if x.contiguous else make_contiguous(x, side, count)
     return view(matmul(matrix, flat), *x.ne)
 
 
-def remembered(p: Pass, layer: int, k: Node | None, v: Node | None) -> tuple[Node, Node]:
+def store_in_cache(p: ForwardPass, layer: int, k: Node | None, v: Node | None) -> tuple[Node, Node]:
     """Write keys and values into the cache of a layer; what attention reads of it."""
     load, dims = p.load, p.dims
     windowed = dims.windowed[layer]
@@ -107,7 +107,7 @@ def remembered(p: Pass, layer: int, k: Node | None, v: Node | None) -> tuple[Nod
     if k is not None:
         flat = view(k, key * heads, p.tokens, nb=(k.nb[0], k.nb[2], k.nb[2] * p.tokens, k.nb[2] * p.tokens))
         target = view(keys, key * heads, cells * streams) if streams > 1 else keys
-        p.tape.run(written(target, flat, p.cell_ids("k", windowed, p.tokens)))
+        p.tape.run(copy_into(target, flat, p.cell_ids("k", windowed, p.tokens)))
     wide = value * heads if load.flash else dims.widest_value
     values = p.cache("v", layer, load.cache_v, wide, cells, streams)
     if v is not None:
@@ -123,25 +123,25 @@ def remembered(p: Pass, layer: int, k: Node | None, v: Node | None) -> tuple[Nod
     return looked, view(values, cells, heads, value, streams, nb=nb)
 
 
-def _write_values(p: Pass, values: Node, v: Node, size: int, wide: int, windowed: bool) -> None:
+def _write_values(p: ForwardPass, values: Node, v: Node, size: int, wide: int, windowed: bool) -> None:
     load = p.load
     if load.flash:
         flat = view(v, size, p.tokens, nb=(v.nb[0], v.nb[2], v.nb[2] * p.tokens, v.nb[2] * p.tokens))
         target = view(values, size, values.ne[1] * load.streams) if load.streams > 1 else values
-        p.tape.run(written(target, flat, p.cell_ids("v", windowed, p.tokens)))
+        p.tape.run(copy_into(target, flat, p.cell_ids("v", windowed, p.tokens)))
         return
     # without the fused kernel values lie transposed, and every element has a place of its own
     together = v.nb[2] == size * v.elem.size
-    flat = view(v, size, p.tokens) if together else gathered(v, size, p.tokens)
+    flat = view(v, size, p.tokens) if together else make_contiguous(v, size, p.tokens)
     if size < wide:
-        flat = made(flat.elem, (wide, p.tokens), flat)
+        flat = new_node(flat.elem, (wide, p.tokens), flat)
     each = view(flat, 1, wide * p.tokens)
     target = view(values, 1, values.ne[0] * values.ne[1] * load.streams)
-    p.tape.run(written(target, each, p.cell_ids("v", windowed, p.tokens * p.dims.widest_value)))
+    p.tape.run(copy_into(target, each, p.cell_ids("v", windowed, p.tokens * p.dims.widest_value)))
 
 
-def mixed(
-    p: Pass,
+def attend(
+    p: ForwardPass,
     q: Node,
     k: Node,
     v: Node,
@@ -157,18 +157,18 @@ def mixed(
     v_turned = v.nb[1] > v.nb[2]
     streams = k.ne[3]
     q = view(q, q.ne[0], q.ne[1], q.ne[2] // streams, streams, nb=(*q.nb[:3], q.nb[3] // streams))
-    q, k, v = (permuted(x, 0, 2, 1, 3) for x in (q, k, v))
+    q, k, v = (permute(x, 0, 2, 1, 3) for x in (q, k, v))
     if load.flash and bias is None:
         if v_turned:
-            v = transposed(v)
+            v = transpose(v)
         if k.elem is F32:
             k = cast(k, F16)
         if v.elem is F32:
             v = cast(v, F16)
-        x = flash(q, k, v, mask, sinks)
+        x = flash_attention(q, k, v, mask, sinks)
         if unfold is not None:
-            x = permuted(matmul(unfold, permuted(x, 0, 2, 1, 3)), 0, 2, 1, 3)
-            x = gathered(x)
+            x = permute(matmul(unfold, permute(x, 0, 2, 1, 3)), 0, 2, 1, 3)
+            x = make_contiguous(x)
         x = view(x, x.ne[0] * x.ne[1], x.ne[2] * x.ne[3])
     else:
         scores = matmul(k, q)
@@ -178,12 +178,12 @@ def mixed(
             scores = pointwise(scores, bias)
         scores = pointwise(scores, mask) if sinks is None else pointwise(scores, mask, sinks)
         if not v_turned:
-            v = gathered(transposed(v))
+            v = make_contiguous(transpose(v))
         x = matmul(v, scores)
         if unfold is not None:
             x = matmul(unfold, x)
-        x = permuted(x, 0, 2, 1, 3)
-        x = gathered(x, x.ne[0] * x.ne[1], x.ne[2] * x.ne[3])
+        x = permute(x, 0, 2, 1, 3)
+        x = make_contiguous(x, x.ne[0] * x.ne[1], x.ne[2] * x.ne[3])
         if p.homes.cache_on_host:
             x.pin = p.homes.host  # everything between the cache and here runs where the cache is
     p.tape.run(x)
@@ -191,7 +191,7 @@ def mixed(
 
 
 def attention(
-    p: Pass,
+    p: ForwardPass,
     layer: int,
     q: Node,
     k: Node | None,
@@ -205,38 +205,40 @@ def attention(
     load, windowed = p.load, p.dims.windowed[layer]
     k_matrix = rotation(p, "k", load.cache_k, windowed)
     v_matrix = rotation(p, "v", load.cache_v, windowed)
-    q = rotated(q, k_matrix)
-    k = rotated(k, k_matrix) if k is not None else None
-    v = rotated(v, v_matrix) if v is not None else None
+    q = rotate(q, k_matrix)
+    k = rotate(k, k_matrix) if k is not None else None
+    v = rotate(v, v_matrix) if v is not None else None
     p.tape.run(q)
     if any(p.dims.windowed):
         p.tape.run(*(x for x in (k, v) if x is not None))
     else:
         p.tape.run(*(x for x in (v, k) if x is not None))
-    keys, values = remembered(p, layer, k, v)
-    x = mixed(p, q, keys, values, p.mask(windowed), sinks=sinks, capped=capped)
-    x = rotated(x, v_matrix)
-    return projected(p, layer, x, out) if out is not None else x
+    keys, values = store_in_cache(p, layer, k, v)
+    x = attend(p, q, keys, values, p.mask(windowed), sinks=sinks, capped=capped)
+    x = rotate(x, v_matrix)
+    return project(p, layer, x, out) if out is not None else x
 
 
-def attention_without_cache(p: Pass, layer: int, q: Node, k: Node, v: Node, out: str = "attn_output") -> Node:
+def attention_without_cache(
+    p: ForwardPass, layer: int, q: Node, k: Node, v: Node, out: str = "attn_output"
+) -> Node:
     """Attention of all tokens of the batch to each other."""
     p.tape.run(q, k, v)
     elem = F16 if p.load.flash else F32
     mask = p.input(f"mask {p.dims.windowed[layer]}", elem, p.tokens, p.tokens)
-    x = mixed(p, q, k, v, mask)
-    return projected(p, layer, x, out) if p.has(layer, f"{out}.weight") else x
+    x = attend(p, q, k, v, mask)
+    return project(p, layer, x, out) if p.has(layer, f"{out}.weight") else x
 
 
-def chosen_rows(p: Pass, layer: int, *xs: Node) -> tuple[Node, ...]:
+def keep_output_rows(p: ForwardPass, layer: int, *xs: Node) -> tuple[Node, ...]:
     """In the last layer only the rows whose output is asked for go on."""
     if layer != p.last:
         return xs
-    return tuple(rows(x, p.output_ids) for x in xs)
+    return tuple(get_rows(x, p.output_ids) for x in xs)
 
 
 def logits(
-    p: Pass,
+    p: ForwardPass,
     x: Node,
     *,
     capped: bool = False,
@@ -254,7 +256,7 @@ def logits(
     x = p.norm(x, weight, None if bare else p.other("output_norm.bias", home), rms=rms)
     if late:
         x.kept = True
-        x = rows(x, p.output_ids)
+        x = get_rows(x, p.output_ids)
     states = x
     x = matmul(p.head, x)
     if (shift := p.other("output.bias", home)) is not None:
@@ -267,24 +269,24 @@ def logits(
     states.kept = True
     p.tape.run(x)
     if p.load.embeddings:
-        pooled(p, states)
+        pool(p, states)
 
 
-def pooled(p: Pass, x: Node) -> None:
+def pool(p: ForwardPass, x: Node) -> None:
     """One vector per sequence, as the header asks for it."""
     kind = p.facts.integer("pooling_type")
     if kind == 1:  # the mean
         weights = p.input("means", F32, p.tokens, p.load.sequences)
-        x = matmul(gathered(transposed(x)), weights)
+        x = matmul(make_contiguous(transpose(x)), weights)
     elif kind in {2, 3, 4}:
-        x = rows(x, p.input("rows of sequences", I32, p.load.sequences))
+        x = get_rows(x, p.input("rows of sequences", I32, p.load.sequences))
         if kind == 4:
             x = _ranked(p, x)
     x.kept = True
     p.tape.run(x)
 
 
-def _ranked(p: Pass, x: Node) -> Node:
+def _ranked(p: ForwardPass, x: Node) -> Node:
     for name, act in (("cls", True), ("cls.output", False)):
         weight = p.other(f"{name}.weight", p.homes.output)
         if weight is None:

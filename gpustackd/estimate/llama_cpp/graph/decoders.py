@@ -7,11 +7,11 @@ from dataclasses import replace
 from gpustackd.estimate.llama_cpp.graph.blocks import (
     attention,
     attention_without_cache,
-    chosen_rows,
-    embedded,
+    embed_tokens,
+    keep_output_rows,
     logits,
-    pooled,
-    projected,
+    pool,
+    project,
     queries_keys_values,
 )
 from gpustackd.estimate.llama_cpp.graph.feed_forward import (
@@ -20,15 +20,15 @@ from gpustackd.estimate.llama_cpp.graph.feed_forward import (
     PLAIN,
     dense,
     experts,
-    projected_scores,
-    shared,
+    router_logits,
+    shared_expert,
 )
-from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass
 from gpustackd.estimate.llama_cpp.graph.styles import Style, style_of
-from gpustackd.estimate.llama_cpp.graph.tape import Node, pointwise, rows, turned, view
+from gpustackd.estimate.llama_cpp.graph.tape import Node, get_rows, pointwise, rope, view
 
 
-def decoder(p: Pass) -> None:
+def decoder(p: ForwardPass) -> None:
     """Llama and the many that follow it, each in its style."""
     style = style_of(p.facts)
     x = _beginning(p, style)
@@ -37,10 +37,10 @@ def decoder(p: Pass) -> None:
     ending(p, style, x)
 
 
-def _beginning(p: Pass, style: Style) -> Node:
-    x = embedded(p, scaled=style.embedding_scaled)
+def _beginning(p: ForwardPass, style: Style) -> Node:
+    x = embed_tokens(p, scaled=style.embedding_scaled)
     if style.places and (table := p.other("position_embd.weight", p.homes.host)) is not None:
-        x = pointwise(x, rows(table, p.positions))
+        x = pointwise(x, get_rows(table, p.positions))
     if style.table_normed:
         first = p.homes.layers[0]
         weight, bias = (p.other(f"token_embd_norm.{end}", first) for end in ("weight", "bias"))
@@ -48,12 +48,12 @@ def _beginning(p: Pass, style: Style) -> Node:
     return x
 
 
-def ending(p: Pass, style: Style, x: Node) -> None:
+def ending(p: ForwardPass, style: Style, x: Node) -> None:
     """From the last layer to the scores."""
     capped = bool(p.facts.number("final_logit_softcapping"))
     if style.late_rows and not style.late_rows_normed:
         x.kept = True
-        x = rows(x, p.output_ids)
+        x = get_rows(x, p.output_ids)
     logits(
         p,
         x,
@@ -65,26 +65,26 @@ def ending(p: Pass, style: Style, x: Node) -> None:
     )
 
 
-def block(p: Pass, style: Style, layer: int, x: Node) -> Node:
+def block(p: ForwardPass, style: Style, layer: int, x: Node) -> Node:
     """One layer: attention and feed-forward, one after the other or side by side."""
     before = x
-    scores = projected_scores(p, layer, x) if style.scores_first else None
+    scores = router_logits(p, layer, x) if style.scores_first else None
     normed = _normed(p, style, layer, x, "attn_norm")
     source = normed
     if p.has(layer, "attn_norm_2.weight"):
         source = _normed(p, style, layer, x, "attn_norm_2")
     y = self_attention(p, style, layer, source)
     if style.parallel:
-        y, before, normed = chosen_rows(p, layer, y, before, normed)
+        y, before, normed = keep_output_rows(p, layer, y, before, normed)
         if style.own_norm:
             normed = _normed(p, style, layer, before, style.second_norm)
         parts = {"w": feed_forward(p, style, layer, normed), "a": y, "b": before}
         first, second, third = (parts[part] for part in style.parallel)
         return pointwise(pointwise(first, second), third)
     if not style.late_rows:
-        y, before = chosen_rows(p, layer, y, before)
+        y, before = keep_output_rows(p, layer, y, before)
         if scores is not None:
-            (scores,) = chosen_rows(p, layer, scores)
+            (scores,) = keep_output_rows(p, layer, scores)
     if style.after_attention:
         y = _normed(p, style, layer, y, style.after_attention)
     if style.residual_scaled:
@@ -99,7 +99,7 @@ def block(p: Pass, style: Style, layer: int, x: Node) -> Node:
     return pointwise(y, middle)
 
 
-def self_attention(p: Pass, style: Style, layer: int, x: Node) -> Node:
+def self_attention(p: ForwardPass, style: Style, layer: int, x: Node) -> Node:
     """Queries, keys and values of a layer, prepared, and attention over them."""
     dims = p.dims
     if style.heads_after_norms:
@@ -108,14 +108,14 @@ def self_attention(p: Pass, style: Style, layer: int, x: Node) -> Node:
     else:
         clamped = bool(p.facts.number("attention.clamp_kqv"))
         q, k, v = queries_keys_values(p, layer, x, dims.key_of(layer), clamped=clamped)
-    turns = style.turns and not (style.window_turns_only and not dims.windowed[layer])
-    if style.steps_without_turn:
-        turns = (layer + 1) % style.steps_without_turn != 0
+    rotary = style.rotary and not (style.rotary_in_windows_only and not dims.windowed[layer])
+    if style.steps_without_rotary:
+        rotary = (layer + 1) % style.steps_without_rotary != 0
     if not style.turned_then_normed and not style.heads_after_norms:
         q, k = (head_norm(p, style, layer, y, which) for y, which in ((q, "attn_q_norm"), (k, "attn_k_norm")))
-    if turns:
+    if rotary:
         factors = p.maybe_factors(layer)
-        q, k = turned(q, p.positions, factors), turned(k, p.positions, factors)
+        q, k = rope(q, p.positions, factors), rope(k, p.positions, factors)
     elif style.weigh_first:
         q = pointwise(q, p.temperatures)
     if style.turned_then_normed:
@@ -128,8 +128,8 @@ def self_attention(p: Pass, style: Style, layer: int, x: Node) -> Node:
     return attention(p, layer, q, k, v, sinks=sinks, capped=style.capped)
 
 
-def _normed_then_by_head(p: Pass, style: Style, layer: int, x: Node) -> tuple[Node, Node, Node]:
-    q, k, v = (projected(p, layer, x, f"attn_{which}") for which in "qkv")
+def _normed_then_by_head(p: ForwardPass, style: Style, layer: int, x: Node) -> tuple[Node, Node, Node]:
+    q, k, v = (project(p, layer, x, f"attn_{which}") for which in "qkv")
     q = p.layer_norm(q, layer, "attn_q_norm", rms=style.rms)
     k = p.layer_norm(k, layer, "attn_k_norm", rms=style.rms)
     size, heads, kv_heads = p.dims.key_of(layer), p.dims.heads[layer], p.dims.kv_heads[layer]
@@ -140,7 +140,7 @@ def _normed_then_by_head(p: Pass, style: Style, layer: int, x: Node) -> tuple[No
     )
 
 
-def head_norm(p: Pass, style: Style, layer: int, x: Node, name: str) -> Node:
+def head_norm(p: ForwardPass, style: Style, layer: int, x: Node, name: str) -> Node:
     """Norm of queries or keys, per head or over all heads; nothing where the layer has no such tensor."""
     if not p.has(layer, f"{name}.weight"):
         return x
@@ -150,7 +150,7 @@ def head_norm(p: Pass, style: Style, layer: int, x: Node, name: str) -> Node:
     return view(p.layer_norm(flat, layer, name, rms=style.rms), *x.ne)
 
 
-def feed_forward(p: Pass, style: Style, layer: int, x: Node, scores: Node | None = None) -> Node:
+def feed_forward(p: ForwardPass, style: Style, layer: int, x: Node, scores: Node | None = None) -> Node:
     """The feed-forward part of a layer: one wide layer, or experts and what all tokens share."""
     facts = p.facts
     if not p.has(layer, "ffn_up_exps.weight") and not p.has(layer, "ffn_gate_up_exps.weight"):
@@ -169,11 +169,11 @@ def feed_forward(p: Pass, style: Style, layer: int, x: Node, scores: Node | None
         weigh_first=style.weigh_first,
     )
     if p.has(layer, "ffn_up_shexp.weight"):
-        y = pointwise(y, shared(p, layer, x, gated=True))
+        y = pointwise(y, shared_expert(p, layer, x, gated=True))
     return y
 
 
-def dense_act(p: Pass, layer: int) -> str:
+def dense_act(p: ForwardPass, layer: int) -> str:
     """Whether the feed-forward layer is gated by a second matrix, by half of the first, or not at all."""
     if p.has(layer, "ffn_gate.weight"):
         return GATED
@@ -181,41 +181,41 @@ def dense_act(p: Pass, layer: int) -> str:
     return FUSED if up.ne[1] == 2 * down.ne[0] else PLAIN
 
 
-def _normed(p: Pass, style: Style, layer: int, x: Node, name: str) -> Node:
+def _normed(p: ForwardPass, style: Style, layer: int, x: Node, name: str) -> Node:
     if style.bare_norms:
         return p.norm(x, None, layer=layer, rms=style.rms)
     return p.layer_norm(x, layer, name, rms=style.rms)
 
 
-def gemma(p: Pass) -> None:
+def gemma(p: ForwardPass) -> None:
     """Gemma 2 and 3: text in, text out."""
     logits(p, gemma_layers(p), capped=bool(p.facts.number("final_logit_softcapping")))
 
 
-def gemma_embedding(p: Pass) -> None:
+def gemma_embedding(p: ForwardPass) -> None:
     """The same layers without a cache: text in, vectors out."""
     x = p.norm(gemma_layers(p), p.other("output_norm.weight", p.homes.output))
     x.kept = True
     p.tape.run(x)
     if p.load.embeddings:
-        pooled(p, x)
+        pool(p, x)
 
 
-def gemma_layers(p: Pass) -> Node:
+def gemma_layers(p: ForwardPass) -> Node:
     """Norms before and after each part, some layers with a window."""
-    x = pointwise(embedded(p))
+    x = pointwise(embed_tokens(p))
     for layer in p.order:
         before = x
         y = p.layer_norm(x, layer, "attn_norm")
         q, k, v = queries_keys_values(p, layer, y, p.dims.key_of(layer))
-        q = turned(p.layer_norm(q, layer, "attn_q_norm"), p.positions)
-        k = turned(p.layer_norm(k, layer, "attn_k_norm"), p.positions)
+        q = rope(p.layer_norm(q, layer, "attn_q_norm"), p.positions)
+        k = rope(p.layer_norm(k, layer, "attn_k_norm"), p.positions)
         q = pointwise(q)
         if p.dims.cached[layer]:
             y = attention(p, layer, q, k, v, capped=p.dims.architecture == "gemma2")
         else:
             y = attention_without_cache(p, layer, q, k, v)
-        y, before = chosen_rows(p, layer, y, before)
+        y, before = keep_output_rows(p, layer, y, before)
         y = p.layer_norm(y, layer, "post_attention_norm")
         middle = pointwise(y, before)
         y = dense(p, layer, p.layer_norm(middle, layer, "ffn_norm"))

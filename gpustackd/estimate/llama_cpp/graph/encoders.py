@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from gpustackd.estimate.llama_cpp.graph.blocks import (
     attention_without_cache,
-    chosen_rows,
-    embedded,
-    pooled,
+    embed_tokens,
+    keep_output_rows,
+    pool,
     queries_keys_values,
 )
 from gpustackd.estimate.llama_cpp.graph.feed_forward import FUSED, GATED, PLAIN, dense, experts
-from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
-from gpustackd.estimate.llama_cpp.graph.tape import Node, pointwise, rows, turned, view
+from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass
+from gpustackd.estimate.llama_cpp.graph.tape import Node, get_rows, pointwise, rope, view
 
 TURNED = frozenset({"nomic-bert", "nomic-bert-moe", "jina-bert-v3"})
 
 
-def bert(p: Pass) -> None:
+def bert(p: ForwardPass) -> None:
     """BERT, Nomic and Jina: norms after each part."""
     name, host = p.dims.architecture, p.homes.host
-    x = embedded(p)
+    x = embed_tokens(p)
     if (types := p.other("token_types.weight", host)) is not None:
         x = pointwise(x, view(types, p.dims.embedding))
     if name == "bert" and (table := p.other("position_embd.weight", host)) is not None:
-        x = pointwise(rows(table, p.positions), x)
+        x = pointwise(get_rows(table, p.positions), x)
     first = p.homes.layers[0]
     weight, bias = (p.other(f"token_embd_norm.{end}", first) for end in ("weight", "bias"))
     x = p.norm(x, weight, bias, layer=0, rms=False)
@@ -32,17 +32,17 @@ def bert(p: Pass) -> None:
     x.kept = True
     p.tape.run(x)
     if p.load.embeddings:
-        pooled(p, x)
+        pool(p, x)
 
 
-def _block(p: Pass, layer: int, x: Node) -> Node:
+def _block(p: ForwardPass, layer: int, x: Node) -> Node:
     name = p.dims.architecture
     q, k, v = queries_keys_values(p, layer, x, p.dims.key)
     q, k = (_normed(p, layer, y, which) for y, which in ((q, "attn_q_norm"), (k, "attn_k_norm")))
     if name in TURNED:
-        q, k = turned(q, p.positions), turned(k, p.positions)
+        q, k = rope(q, p.positions), rope(k, p.positions)
     y = attention_without_cache(p, layer, q, k, v)
-    y, x = chosen_rows(p, layer, y, x)
+    y, x = keep_output_rows(p, layer, y, x)
     y = p.layer_norm(pointwise(y, x), layer, "attn_output_norm", rms=False)
     if p.has(layer, "attn_norm_2.weight"):
         y = p.layer_norm(pointwise(y, x), layer, "attn_norm_2", rms=False)
@@ -58,7 +58,7 @@ def _block(p: Pass, layer: int, x: Node) -> Node:
     return p.layer_norm(y, layer, "layer_output_norm", rms=False)
 
 
-def _normed(p: Pass, layer: int, x: Node, name: str) -> Node:
+def _normed(p: ForwardPass, layer: int, x: Node, name: str) -> Node:
     if not p.has(layer, f"{name}.weight"):
         return x
     flat = view(x, x.ne[0] * x.ne[1], p.tokens)

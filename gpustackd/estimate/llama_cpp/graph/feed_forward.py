@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from gpustackd.domain.gguf_facts import F32
-from gpustackd.estimate.llama_cpp.graph.blocks import projected
-from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.blocks import project
+from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass
 from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
-    best,
-    fresh,
-    gathered,
-    made,
+    copy_into,
+    get_rows,
+    make_contiguous,
     matmul,
-    matmul_chosen,
+    matmul_by_id,
+    new_like,
+    new_node,
     pointwise,
-    rows,
-    summed,
+    sum_rows,
+    top_k,
     view,
-    written,
 )
 
 GATED = "gated"
@@ -30,24 +30,24 @@ SQUARED = "squared"
 """A rectified one, squared."""
 
 
-def dense(p: Pass, layer: int, x: Node, act: str = GATED, *, part: str = "") -> Node:
+def dense(p: ForwardPass, layer: int, x: Node, act: str = GATED, *, part: str = "") -> Node:
     """The feed-forward layer; `part` is the end of the tensor names (`_shexp` for the experts that all
     share)."""
-    up = projected(p, layer, x, f"ffn_up{part}")
+    up = project(p, layer, x, f"ffn_up{part}")
     if act == GATED and p.has(layer, f"ffn_gate{part}.weight"):
-        gate = projected(p, layer, x, f"ffn_gate{part}")
-        y = fresh(gate, up)
+        gate = project(p, layer, x, f"ffn_gate{part}")
+        y = new_like(gate, up)
     elif act == FUSED:
-        y = made(F32, (up.ne[0] // 2, *up.ne[1:]), up)
+        y = new_node(F32, (up.ne[0] // 2, *up.ne[1:]), up)
     else:
         y = pointwise(up)
         if act == SQUARED:
             y = pointwise(y)
-    return projected(p, layer, y, f"ffn_down{part}")
+    return project(p, layer, y, f"ffn_down{part}")
 
 
 def experts(
-    p: Pass,
+    p: ForwardPass,
     layer: int,
     x: Node,
     *,
@@ -63,7 +63,7 @@ def experts(
     facts, tokens, embedding = p.facts, x.ne[1], x.ne[0]
     count = facts.integer("expert_count")
     used = facts.per_layer("expert_used_count", p.dims.all_layers)[layer]
-    logits = projected_scores(p, layer, x) if scores is None else scores
+    logits = router_logits(p, layer, x) if scores is None else scores
     probabilities = logits if gating == "late" else pointwise(logits)
     selection = probabilities
     if (bias := p.maybe(layer, "exp_probs_b.bias")) is not None:
@@ -73,19 +73,19 @@ def experts(
     groups = facts.integer("expert_group_count")
     if groups > 1:
         selection = _grouped(p, selection, count, groups, facts.integer("expert_group_used_count"))
-    chosen = best(selection, used)
-    weights = rows(view(probabilities, 1, count, tokens), chosen)
+    chosen = top_k(selection, used)
+    weights = get_rows(view(probabilities, 1, count, tokens), chosen)
     if gating == "late":
         weights = view(pointwise(view(weights, used, tokens)), 1, used, tokens)
     if normed:
         flat = view(weights, used, tokens)
-        weights = view(pointwise(flat, pointwise(summed(flat))), 1, used, tokens)
+        weights = view(pointwise(flat, pointwise(sum_rows(flat))), 1, used, tokens)
     if scaled:
         weights = pointwise(weights)
     p.tape.run(weights)
     x = view(x, embedding, 1, tokens)
     if weigh_first:
-        x = pointwise(made(F32, (embedding, used, tokens), x), weights)
+        x = pointwise(new_node(F32, (embedding, used, tokens), x), weights)
     x = _through(p, layer, x, chosen, act)
     if not weigh_first:
         x = pointwise(x, weights)
@@ -93,12 +93,12 @@ def experts(
     return _added(p, x, embedding, tokens, used)
 
 
-def projected_scores(p: Pass, layer: int, x: Node) -> Node:
+def router_logits(p: ForwardPass, layer: int, x: Node) -> Node:
     """How well each expert suits each token."""
-    return projected(p, layer, x, "ffn_gate_inp")
+    return project(p, layer, x, "ffn_gate_inp")
 
 
-def shared(p: Pass, layer: int, x: Node, *, gated: bool = False, act: str = GATED) -> Node:
+def shared_expert(p: ForwardPass, layer: int, x: Node, *, gated: bool = False, act: str = GATED) -> Node:
     """The experts that all tokens pass; `gated` by a number per token."""
     y = dense(p, layer, x, act, part="_shexp")
     if gated and p.has(layer, "ffn_gate_inp_shexp.weight"):
@@ -110,12 +110,12 @@ def shared(p: Pass, layer: int, x: Node, *, gated: bool = False, act: str = GATE
     return y
 
 
-def _through(p: Pass, layer: int, x: Node, chosen: Node, act: str) -> Node:
+def _through(p: ForwardPass, layer: int, x: Node, chosen: Node, act: str) -> Node:
     def expert(name: str, y: Node) -> Node:
-        y = matmul_chosen(p.weight(layer, f"{name}.weight"), y, chosen)
+        y = matmul_by_id(p.weight(layer, f"{name}.weight"), y, chosen)
         if (scale := p.maybe(layer, f"{name}.scale")) is not None:
-            spread = made(F32, (1, scale.ne[0], p.tokens), view(scale, 1, scale.ne[0]))
-            y = pointwise(y, rows(spread, chosen))
+            spread = new_node(F32, (1, scale.ne[0], p.tokens), view(scale, 1, scale.ne[0]))
+            y = pointwise(y, get_rows(spread, chosen))
         if (bias := p.maybe(layer, f"{name}.bias")) is not None:
             y = pointwise(y, bias, chosen)
         return y
@@ -124,11 +124,11 @@ def _through(p: Pass, layer: int, x: Node, chosen: Node, act: str) -> Node:
         both = expert("ffn_gate_up_exps", x)
         half = both.ne[0] // 2
         gate, up = (view(both, half, both.ne[1], both.ne[2], nb=both.nb) for _ in range(2))
-        y = made(F32, gate.ne, gate, up)
+        y = new_node(F32, gate.ne, gate, up)
     else:
         up = expert("ffn_up_exps", x)
         if act == GATED and p.has(layer, "ffn_gate_exps.weight"):
-            y = made(F32, up.ne, expert("ffn_gate_exps", x), up)
+            y = new_node(F32, up.ne, expert("ffn_gate_exps", x), up)
         else:
             y = pointwise(up)
             if act == SQUARED:
@@ -136,7 +136,7 @@ def _through(p: Pass, layer: int, x: Node, chosen: Node, act: str) -> Node:
     return expert("ffn_down_exps", y)
 
 
-def _added(p: Pass, x: Node, embedding: int, tokens: int, used: int) -> Node:
+def _added(p: ForwardPass, x: Node, embedding: int, tokens: int, used: int) -> Node:
     """The sum over the experts of each token, one after the other."""
     nb = (x.nb[0], x.nb[2], x.nb[2] * tokens, x.nb[2] * tokens)
     each = [view(x, embedding, tokens, nb=nb) for _ in range(used)]
@@ -145,17 +145,17 @@ def _added(p: Pass, x: Node, embedding: int, tokens: int, used: int) -> Node:
     for y in each[1:]:
         total = pointwise(total, y)
         p.tape.run(total)
-    return gathered(total) if used == 1 else total
+    return make_contiguous(total) if used == 1 else total
 
 
-def _grouped(p: Pass, scores: Node, count: int, groups: int, used: int) -> Node:
+def _grouped(p: ForwardPass, scores: Node, count: int, groups: int, used: int) -> Node:
     """Scores with only the best groups of experts left (DeepSeek-V3)."""
     tokens = scores.ne[1]
     grouped = view(scores, count // groups, groups, tokens)
-    two = best(grouped, 2)
-    tops = rows(view(grouped, 1, *grouped.ne[:3]), two)
-    sums = summed(view(tops, tops.ne[1], tops.ne[2], tops.ne[3]))
-    order = best(view(sums, sums.ne[1], sums.ne[2]), used)
-    kept = rows(grouped, order)
-    masked = written(pointwise(grouped), kept, order)
+    two = top_k(grouped, 2)
+    tops = get_rows(view(grouped, 1, *grouped.ne[:3]), two)
+    sums = sum_rows(view(tops, tops.ne[1], tops.ne[2], tops.ne[3]))
+    order = top_k(view(sums, sums.ne[1], sums.ne[2]), used)
+    kept = get_rows(grouped, order)
+    masked = copy_into(pointwise(grouped), kept, order)
     return view(masked, count, tokens)

@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 from gpustackd.domain.gguf_facts import F16, F32, I32, I64, TYPES, ElementType, GgufFacts, GgufTensor
 from gpustackd.estimate.llama_cpp.architecture import Dimensions
-from gpustackd.estimate.llama_cpp.graph.tape import Node, Tape, given, pointwise, stored
-from gpustackd.estimate.llama_cpp.tensors import Inventory
+from gpustackd.estimate.llama_cpp.graph.tape import Node, Tape, new_input, new_stored, pointwise
+from gpustackd.estimate.llama_cpp.tensors import ModelTensors
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """What one pass has to do: tokens, sequences, rows of logits; cells and element types of the cache."""
 
     tokens: int
@@ -32,7 +32,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Homes:
+class TensorDevices:
     """Devices by number, the host being the last: of each layer's weights, its cache, and the output."""
 
     layers: Sequence[int]
@@ -46,16 +46,16 @@ class Homes:
     """Tensors that a flag puts elsewhere."""
 
 
-class Pass:
+class ForwardPass:
     """A pass over some layers. `order` names them; the last layer of the network has to be among them."""
 
     def __init__(
         self,
         facts: GgufFacts,
         dims: Dimensions,
-        tensors: Inventory,
-        load: Load,
-        homes: Homes,
+        tensors: ModelTensors,
+        load: Workload,
+        homes: TensorDevices,
         order: Sequence[int],
     ) -> None:
         self.facts = facts
@@ -76,16 +76,18 @@ class Pass:
 
     @property
     def tokens(self) -> int:
+        """Tokens of the pass, over all sequences."""
         return self.load.tokens
 
     def input(self, name: str, elem: ElementType, *ne: int) -> Node:
         """An input by name, made at its first use."""
         if name not in self._inputs:
-            self._inputs[name] = given(elem, *ne)
+            self._inputs[name] = new_input(elem, *ne)
         return self._inputs[name]
 
     @property
     def positions(self) -> Node:
+        """Position numbers of the tokens."""
         return self.input("positions", I32, self.tokens * self.dims.positions)
 
     @property
@@ -95,6 +97,7 @@ class Pass:
 
     @property
     def output_ids(self) -> Node:
+        """Which tokens logits are asked for."""
         return self.input("output ids", I32, self.load.outputs)
 
     def mask(self, windowed: bool) -> Node:
@@ -120,7 +123,7 @@ class Pass:
         if key not in self._weights:
             tensor = self.tensors.layers[layer][name]
             home = self.homes.moved.get(tensor.name, self.homes.layers[layer])
-            self._weights[key] = stored(_elem(tensor), tensor.shape, home)
+            self._weights[key] = new_stored(_elem(tensor), tensor.shape, home)
         return self._weights[key]
 
     def maybe(self, layer: int, name: str) -> Node | None:
@@ -134,7 +137,7 @@ class Pass:
             return None
         key = (name, -1 - home)
         if key not in self._weights:
-            self._weights[key] = stored(_elem(tensor), tensor.shape, self.homes.moved.get(name, home))
+            self._weights[key] = new_stored(_elem(tensor), tensor.shape, self.homes.moved.get(name, home))
         return self._weights[key]
 
     def maybe_factors(self, layer: int) -> Node | None:
@@ -150,7 +153,7 @@ class Pass:
         """The token embeddings, always on the host."""
         found = self.other("token_embd.weight", self.homes.host)
         if found is None:
-            found = stored(F16, (self.dims.embedding, self.dims.vocabulary), self.homes.host)
+            found = new_stored(F16, (self.dims.embedding, self.dims.vocabulary), self.homes.host)
             self._weights["token_embd.weight", -1 - self.homes.host] = found
         return found
 
@@ -162,7 +165,7 @@ class Pass:
             table = self.table
             key = ("head", 0)
             if key not in self._weights:
-                self._weights[key] = stored(table.elem, table.ne, self.homes.output)
+                self._weights[key] = new_stored(table.elem, table.ne, self.homes.output)
             found = self._weights[key]
         return found
 
@@ -170,7 +173,7 @@ class Pass:
         """Part of the cache or state of a layer."""
         key = (which, layer)
         if key not in self._caches:
-            self._caches[key] = stored(elem, ne, self.homes.caches[layer], weight=False)
+            self._caches[key] = new_stored(elem, ne, self.homes.caches[layer], weight=False)
         return self._caches[key]
 
     # -- norms -------------------------------------------------------------------------------------------

@@ -6,33 +6,33 @@ from __future__ import annotations
 from gpustackd.domain.gguf_facts import F32
 from gpustackd.estimate.llama_cpp.graph.blocks import (
     attention,
-    chosen_rows,
-    embedded,
+    embed_tokens,
+    keep_output_rows,
     logits,
-    projected,
+    project,
     queries_keys_values,
 )
 from gpustackd.estimate.llama_cpp.graph.decoders import ending, feed_forward, self_attention
-from gpustackd.estimate.llama_cpp.graph.feed_forward import SQUARED, dense, experts, projected_scores
-from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
-from gpustackd.estimate.llama_cpp.graph.recurrent import loaded, mamba2_layer, mamba_layer, states
+from gpustackd.estimate.llama_cpp.graph.feed_forward import SQUARED, dense, experts, router_logits
+from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass
+from gpustackd.estimate.llama_cpp.graph.recurrent import load_state, mamba2_layer, mamba_layer, state_cache
 from gpustackd.estimate.llama_cpp.graph.styles import Style
 from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
-    fresh,
-    gathered,
-    joined,
-    made,
+    concatenate,
+    copy_into,
+    make_contiguous,
     matmul,
+    new_like,
+    new_node,
     pointwise,
-    transposed,
-    turned,
+    rope,
+    transpose,
     view,
-    written,
 )
 
 _STYLES = {
-    "jamba": Style(turns=False, experts_normed=False),
+    "jamba": Style(rotary=False, experts_normed=False),
     "granitehybrid": Style(logits_scaled=True),
     "lfm2": Style(),
     "lfm2moe": Style(),
@@ -42,11 +42,11 @@ _STYLES = {
 }
 
 
-def hybrid(p: Pass) -> None:
+def hybrid(p: ForwardPass) -> None:
     """Attention or a state, then a feed-forward layer."""
     name = p.dims.architecture
     style = _STYLES[name]
-    x = embedded(p, scaled=bool(p.facts.number("embedding_scale")))
+    x = embed_tokens(p, scaled=bool(p.facts.number("embedding_scale")))
     residual_scaled = bool(p.facts.number("residual_scale"))
     for layer in p.order:
         before = x
@@ -55,7 +55,7 @@ def hybrid(p: Pass) -> None:
             p.tape.run(y)
         y = _mixed(p, style, layer, y)
         if not style.late_rows:
-            y, before = chosen_rows(p, layer, y, before)
+            y, before = keep_output_rows(p, layer, y, before)
         if residual_scaled:
             y = pointwise(y)
         first, second = (before, y) if name in {"jamba", "lfm2", "lfm2moe"} else (y, before)
@@ -71,7 +71,7 @@ def hybrid(p: Pass) -> None:
         ending(p, style, x)
 
 
-def _mixed(p: Pass, style: Style, layer: int, x: Node) -> Node:
+def _mixed(p: ForwardPass, style: Style, layer: int, x: Node) -> Node:
     """The part of a layer that looks at other tokens."""
     name = p.dims.architecture
     if not p.dims.recurrent[layer]:
@@ -87,25 +87,24 @@ def _mixed(p: Pass, style: Style, layer: int, x: Node) -> Node:
     return mamba2_layer(p, layer, x)
 
 
-def gated_attention(p: Pass, layer: int, x: Node) -> Node:
+def gated_attention(p: ForwardPass, layer: int, x: Node) -> Node:
     """Attention whose result is gated by the other half of the queries."""
     dims, tokens = p.dims, p.tokens
     size, heads = dims.key_of(layer), dims.heads[layer]
-    both = projected(p, layer, x, "attn_q")
+    both = project(p, layer, x, "attn_q")
     both = view(both, 2 * size, heads, tokens)
     q, gate = (view(both, size, heads, tokens, nb=both.nb) for _ in range(2))
     k, v = (
-        view(projected(p, layer, x, name), size, dims.kv_heads[layer], tokens)
-        for name in ("attn_k", "attn_v")
+        view(project(p, layer, x, name), size, dims.kv_heads[layer], tokens) for name in ("attn_k", "attn_v")
     )
-    q = turned(p.layer_norm(q, layer, "attn_q_norm"), p.positions)
-    k = turned(p.layer_norm(k, layer, "attn_k_norm"), p.positions)
+    q = rope(p.layer_norm(q, layer, "attn_q_norm"), p.positions)
+    k = rope(p.layer_norm(k, layer, "attn_k_norm"), p.positions)
     y = attention(p, layer, q, k, v, out=None)
-    y = pointwise(y, pointwise(gathered(gate, size * heads, tokens)))
-    return projected(p, layer, y, "attn_output")
+    y = pointwise(y, pointwise(make_contiguous(gate, size * heads, tokens)))
+    return project(p, layer, y, "attn_output")
 
 
-def delta_net(p: Pass, layer: int, x: Node) -> Node:
+def delta_net(p: ForwardPass, layer: int, x: Node) -> Node:
     """A gated delta rule over a state per head, in one fused step."""
     facts, seqs = p.facts, p.load.sequences
     steps = p.tokens // seqs
@@ -114,61 +113,63 @@ def delta_net(p: Pass, layer: int, x: Node) -> Node:
     width = inner // heads
     mixed, z = _qkvz(p, layer, x, groups, heads, size, width)
     gate, beta = _gates(p, layer, x, groups, heads)
-    conv_all = states(p, layer, "r", p.dims.state_r)
-    state_all = states(p, layer, "s", p.dims.state_s)
+    conv_all = state_cache(p, layer, "r", p.dims.state_r)
+    state_all = state_cache(p, layer, "s", p.dims.state_s)
     kernel = p.weight(layer, "ssm_conv1d.weight")
     channels = inner + 2 * groups * size
-    conv = view(loaded(p, conv_all, p.dims.state_r), kernel.ne[0] - 1, channels, seqs)
-    longer = joined(conv, transposed(mixed), 0)
+    conv = view(load_state(p, conv_all, p.dims.state_r), kernel.ne[0] - 1, channels, seqs)
+    longer = concatenate(conv, transpose(mixed), 0)
     tail = view(longer, kernel.ne[0] - 1, channels, seqs, nb=longer.nb)
-    p.tape.run(written(view(conv_all, (kernel.ne[0] - 1) * channels, seqs), tail))
-    state = view(loaded(p, state_all, p.dims.state_s), width, width, heads, seqs)
-    y = pointwise(made(F32, (channels, steps, seqs), longer, kernel))
+    p.tape.run(copy_into(view(conv_all, (kernel.ne[0] - 1) * channels, seqs), tail))
+    state = view(load_state(p, state_all, p.dims.state_s), width, width, heads, seqs)
+    y = pointwise(new_node(F32, (channels, steps, seqs), longer, kernel))
     unit = y.nb[0]
     q, k = (view(y, size, groups, steps, seqs, nb=(unit, size * unit, y.nb[1], y.nb[2])) for _ in range(2))
     v = view(y, width, heads, steps, seqs, nb=(unit, width * unit, y.nb[1], y.nb[2]))
-    q, k = fresh(q), fresh(k)
+    q, k = new_like(q), new_like(k)
     if groups != heads and p.dims.architecture == "qwen3next":
         q, k = (_repeated(n, size, groups, heads, steps, seqs) for n in (q, k))
     rows_of_state = width * seqs
-    out = made(F32, (width * heads, steps * seqs + rows_of_state), q, k, v, gate, beta, state)
-    p.tape.run(written(view(state_all, p.dims.state_s, seqs), view(out, width, width, heads, seqs)))
+    out = new_node(F32, (width * heads, steps * seqs + rows_of_state), q, k, v, gate, beta, state)
+    p.tape.run(copy_into(view(state_all, p.dims.state_s, seqs), view(out, width, width, heads, seqs)))
     out = view(out, width, heads, steps, seqs)
     out = p.norm(out, p.maybe(layer, "ssm_norm.weight"), layer=layer)
     out = pointwise(out, pointwise(view(z, width, heads, steps, seqs)))
-    out = projected(p, layer, view(out, width * heads, steps, seqs), "ssm_out")
+    out = project(p, layer, view(out, width * heads, steps, seqs), "ssm_out")
     return view(out, out.ne[0], steps * seqs)
 
 
-def _qkvz(p: Pass, layer: int, x: Node, groups: int, heads: int, size: int, width: int) -> tuple[Node, Node]:
+def _qkvz(
+    p: ForwardPass, layer: int, x: Node, groups: int, heads: int, size: int, width: int
+) -> tuple[Node, Node]:
     """Queries, keys and values before the convolution, and the gate of the result."""
     seqs = p.load.sequences
     steps = p.tokens // seqs
     if p.has(layer, "attn_qkv.weight"):
-        mixed = projected(p, layer, x, "attn_qkv")
-        return view(mixed, mixed.ne[0], steps, seqs), projected(p, layer, x, "attn_gate")
+        mixed = project(p, layer, x, "attn_qkv")
+        return view(mixed, mixed.ne[0], steps, seqs), project(p, layer, x, "attn_gate")
     each = heads // groups
-    all_in = projected(p, layer, x, "ssm_in")
+    all_in = project(p, layer, x, "ssm_in")
     all_in = view(all_in, 2 * size + 2 * width * each, groups, steps, seqs)
     q, k = (view(all_in, size, groups, steps, seqs, nb=all_in.nb) for _ in range(2))
     v, z = (view(all_in, width * each, groups, steps, seqs, nb=all_in.nb) for _ in range(2))
-    z = gathered(z)
-    q, k, v = (gathered(n, n.ne[0] * groups, steps, seqs) for n in (q, k, v))
-    return joined(joined(q, k, 0), v, 0), z
+    z = make_contiguous(z)
+    q, k, v = (make_contiguous(n, n.ne[0] * groups, steps, seqs) for n in (q, k, v))
+    return concatenate(concatenate(q, k, 0), v, 0), z
 
 
-def _gates(p: Pass, layer: int, x: Node, groups: int, heads: int) -> tuple[Node, Node]:
+def _gates(p: ForwardPass, layer: int, x: Node, groups: int, heads: int) -> tuple[Node, Node]:
     seqs = p.load.sequences
     steps = p.tokens // seqs
     if p.has(layer, "ssm_ba.weight"):
-        both = projected(p, layer, x, "ssm_ba")
+        both = project(p, layer, x, "ssm_ba")
         both = view(both, 2 * heads // groups, groups, steps, seqs)
         b, a = (view(both, heads // groups, groups, steps, seqs, nb=both.nb) for _ in range(2))
-        beta = pointwise(gathered(b))
-        alpha = gathered(a, heads, steps, seqs)
+        beta = pointwise(make_contiguous(b))
+        alpha = make_contiguous(a, heads, steps, seqs)
     else:
-        beta = pointwise(view(projected(p, layer, x, "ssm_beta"), 1, heads, steps, seqs))
-        alpha = view(projected(p, layer, x, "ssm_alpha"), heads, steps, seqs)
+        beta = pointwise(view(project(p, layer, x, "ssm_beta"), 1, heads, steps, seqs))
+        alpha = view(project(p, layer, x, "ssm_alpha"), heads, steps, seqs)
     bias = p.maybe(layer, "ssm_dt.bias") or p.weight(layer, "ssm_dt")
     gate = pointwise(pointwise(pointwise(alpha, bias)), p.weight(layer, "ssm_a"))
     return view(gate, 1, heads, steps, seqs), view(beta, 1, heads, steps, seqs)
@@ -176,33 +177,33 @@ def _gates(p: Pass, layer: int, x: Node, groups: int, heads: int) -> tuple[Node,
 
 def _repeated(x: Node, size: int, groups: int, heads: int, steps: int, seqs: int) -> Node:
     flat = view(x, size, 1, groups, steps * seqs)
-    return view(made(F32, (size, heads // groups, groups, steps * seqs), flat), size, heads, steps, seqs)
+    return view(new_node(F32, (size, heads // groups, groups, steps * seqs), flat), size, heads, steps, seqs)
 
 
-def short_convolution(p: Pass, layer: int, x: Node) -> Node:
+def short_convolution(p: ForwardPass, layer: int, x: Node) -> Node:
     """A gated convolution over the last few tokens (LFM2)."""
     seqs = p.load.sequences
     steps = p.tokens // seqs
     kept, embedding = p.facts.integer("shortconv.l_cache") - 1, p.dims.embedding
     x = view(x, x.ne[0], steps, seqs)
-    parts = projected(p, layer, x, "shortconv.in_proj")
+    parts = project(p, layer, x, "shortconv.in_proj")
     third = parts.ne[0] // 3
     b, c, y = (view(parts, third, steps, seqs, nb=parts.nb) for _ in range(3))
-    bx = transposed(pointwise(b, y))
-    held = states(p, layer, "r", p.dims.state_r)
-    conv = view(loaded(p, held, p.dims.state_r), kept, embedding, seqs)
-    longer = joined(conv, bx, 0)
+    bx = transpose(pointwise(b, y))
+    held = state_cache(p, layer, "r", p.dims.state_r)
+    conv = view(load_state(p, held, p.dims.state_r), kept, embedding, seqs)
+    longer = concatenate(conv, bx, 0)
     tail = view(longer, kept, embedding, seqs, nb=longer.nb)
-    p.tape.run(written(view(held, kept * embedding, seqs), tail))
-    y = made(F32, (third, steps, seqs), longer, p.weight(layer, "shortconv.conv.weight"))
-    y = projected(p, layer, pointwise(c, y), "shortconv.out_proj")
+    p.tape.run(copy_into(view(held, kept * embedding, seqs), tail))
+    y = new_node(F32, (third, steps, seqs), longer, p.weight(layer, "shortconv.conv.weight"))
+    y = project(p, layer, pointwise(c, y), "shortconv.out_proj")
     return view(y, y.ne[0], steps * seqs)
 
 
-def nemotron_h(p: Pass) -> None:
+def nemotron_h(p: ForwardPass) -> None:
     """Nemotron-H: each layer is one thing only: a state, attention, or a feed-forward layer."""
-    style = Style(turns=False)
-    x = embedded(p)
+    style = Style(rotary=False)
+    x = embed_tokens(p)
     for layer in p.order:
         y = p.layer_norm(x, layer, "attn_norm")
         if p.dims.recurrent[layer]:
@@ -217,7 +218,7 @@ def nemotron_h(p: Pass) -> None:
     logits(p, x, late=True)
 
 
-def _latent_experts(p: Pass, layer: int, x: Node) -> Node:
+def _latent_experts(p: ForwardPass, layer: int, x: Node) -> Node:
     inside = (
         matmul(p.weight(layer, "ffn_latent_down.weight"), x) if p.has(layer, "ffn_latent_down.weight") else x
     )
@@ -229,7 +230,7 @@ def _latent_experts(p: Pass, layer: int, x: Node) -> Node:
         gating="sigmoid",
         normed=bool(p.facts.value("expert_weights_norm")),
         scaled=p.facts.number("expert_weights_scale") not in {0.0, 1.0},
-        scores=projected_scores(p, layer, x),
+        scores=router_logits(p, layer, x),
     )
     if p.has(layer, "ffn_latent_up.weight"):
         y = matmul(p.weight(layer, "ffn_latent_up.weight"), y)

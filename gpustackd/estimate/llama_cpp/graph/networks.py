@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.estimate.llama_cpp.graph import decoders, encoders, hybrids, latent, recurrent
-from gpustackd.estimate.llama_cpp.graph.forward_pass import Pass
+from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass
 from gpustackd.estimate.llama_cpp.graph.styles import STYLES
 
-_NETWORKS: dict[str, Callable[[Pass], None]] = {
+_NETWORKS: dict[str, Callable[[ForwardPass], None]] = {
     "gemma2": decoders.gemma,
     "gemma3": decoders.gemma,
     "gemma-embedding": decoders.gemma_embedding,
@@ -35,7 +35,7 @@ _NETWORKS: dict[str, Callable[[Pass], None]] = {
 }
 
 
-def network_of(facts: GgufFacts) -> Callable[[Pass], None]:
+def network_of(facts: GgufFacts) -> Callable[[ForwardPass], None]:
     """The builder of a pass for this architecture."""
     return _NETWORKS.get(facts.architecture, decoders.decoder)
 

@@ -37,7 +37,7 @@ class _Part:
     inputs: list[Node] = field(default_factory=list)
 
 
-def schedule(tape: Tape, host: int, *, pipelined: bool = False) -> Program:
+def split_over_devices(tape: Tape, host: int, *, pipelined: bool = False) -> Program:
     """Divide a pass. `pipelined`: several batches are under way at once, inputs are held `COPIES` times."""
     place = _assigned(tape, host)
     return _divided(tape, place, COPIES if pipelined else 1)

@@ -19,7 +19,7 @@ class Style:
     """Norms by squares alone; False: also centred, which never works in place."""
     bare_norms: bool = False
     """Norms without weights."""
-    turns: bool = True
+    rotary: bool = True
     """Queries and keys are rotated by position."""
     turned_then_normed: bool = False
     wide_norms: bool = False
@@ -55,16 +55,16 @@ class Style:
     """Scores are capped before the soft-max where the fused kernel is off."""
     scores_first: bool = False
     """Experts are chosen by what the layer is given."""
-    steps_without_turn: int = 0
+    steps_without_rotary: int = 0
     """Every n-th layer is not rotated."""
     weigh_first: bool = False
-    window_turns_only: bool = False
+    rotary_in_windows_only: bool = False
 
 
 LLAMA = Style()
 
 _LAYER_NORMED = Style(rms=False)
-_PLACED = Style(rms=False, turns=False, places=True)
+_PLACED = Style(rms=False, rotary=False, places=True)
 _AS_LLAMA = (
     "llama", "arcee", "arctic", "chatglm", "cogvlm", "deci", "dream", "ernie4_5", "ernie4_5-moe", "exaone",
     "glm4", "grovemoe", "hunyuan_vl", "internlm2", "llada", "llada-moe", "maincoder", "mistral3", "nanbeige",
@@ -73,9 +73,9 @@ _AS_LLAMA = (
 )  # fmt: skip
 STYLES: Mapping[str, Style] = MappingProxyType({
     **dict.fromkeys(_AS_LLAMA, LLAMA),
-    "baichuan": Style(turns=False),
-    "bloom": Style(rms=False, turns=False, table_normed=True),
-    "cohere2": Style(rms=False, parallel="wba", logits_scaled=True, window_turns_only=True),
+    "baichuan": Style(rotary=False),
+    "bloom": Style(rms=False, rotary=False, table_normed=True),
+    "cohere2": Style(rms=False, parallel="wba", logits_scaled=True, rotary_in_windows_only=True),
     "command-r": Style(rms=False, parallel="wba", logits_scaled=True),
     "bailingmoe": Style(experts_normed=None),
     "bailingmoe2": Style(experts_normed=None),
@@ -101,11 +101,11 @@ STYLES: Mapping[str, Style] = MappingProxyType({
     "hy_v3": Style(experts_normed=None, late_rows=True, late_rows_normed=True),
     "jais2": _LAYER_NORMED,
     "pockettts": _LAYER_NORMED,
-    "jais": Style(rms=False, turns=False),
-    "llama4": Style(steps_without_turn=4, weigh_first=True, experts_normed=False, gating="sigmoid"),
+    "jais": Style(rms=False, rotary=False),
+    "llama4": Style(steps_without_rotary=4, weigh_first=True, experts_normed=False, gating="sigmoid"),
     "minicpm": Style(embedding_scaled=True, residual_scaled=True, logits_scaled=True),
     "minimax-m2": Style(wide_norms=True, heads_after_norms=True),
-    "mpt": Style(rms=False, turns=False, wide_norms=True, places=True),
+    "mpt": Style(rms=False, rotary=False, wide_norms=True, places=True),
     "nemotron": _LAYER_NORMED,
     "olmo": Style(rms=False, bare_norms=True),
     "olmo2": Style(second_norm="", wide_norms=True, heads_after_norms=True),
@@ -116,7 +116,7 @@ STYLES: Mapping[str, Style] = MappingProxyType({
     "phimoe": Style(scaled_queries=True),
     "plamo": Style(parallel="wab"),
     "qwen2moe": Style(experts_normed=False),
-    "refact": Style(turns=False),
+    "refact": Style(rotary=False),
     "smallthinker": Style(scores_first=True),
     "stablelm": _LAYER_NORMED,
     "starcoder": _PLACED,

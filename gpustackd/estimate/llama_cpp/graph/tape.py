@@ -121,14 +121,14 @@ def shape(*ne: int) -> Shape:
 # -- what is there before the pass -------------------------------------------------------------------------
 
 
-def given(elem: ElementType, *ne: int) -> Node:
+def new_input(elem: ElementType, *ne: int) -> Node:
     """An input: tokens, positions, masks."""
     node = Node(elem, shape(*ne))
     node.source = True
     return node
 
 
-def stored(elem: ElementType, ne: Iterable[int], home: int, *, weight: bool = True) -> Node:
+def new_stored(elem: ElementType, ne: Iterable[int], home: int, *, weight: bool = True) -> Node:
     """A weight (or a part of the cache) that lies on device `home`."""
     node = Node(elem, shape(*ne))
     node.home = home
@@ -144,12 +144,12 @@ def matmul(weight: Node, x: Node) -> Node:
     return Node(F32, (weight.ne[1], x.ne[1], x.ne[2], x.ne[3]), (weight, x))
 
 
-def matmul_chosen(experts: Node, x: Node, chosen: Node) -> Node:
+def matmul_by_id(experts: Node, x: Node, chosen: Node) -> Node:
     """Product with the chosen experts of every token."""
     return Node(F32, (experts.ne[1], chosen.ne[0], x.ne[2], 1), (experts, x, chosen))
 
 
-def rows(table: Node, ids: Node) -> Node:
+def get_rows(table: Node, ids: Node) -> Node:
     """Rows of a table by number."""
     elem = table.elem if table.elem is I32 else F32
     return Node(elem, (table.ne[0], ids.ne[0], ids.ne[1], ids.ne[2]), (table, ids))
@@ -161,18 +161,18 @@ def pointwise(x: Node, *others: Node) -> Node:
     return Node(x.elem, x.ne, (x, *others), IN_PLACE)
 
 
-def fresh(x: Node, *others: Node) -> Node:
+def new_like(x: Node, *others: Node) -> Node:
     """A result of the same shape that never takes over memory: layer norm, copy into order, gated units."""
     return Node(x.elem, x.ne, (x, *others))
 
 
-def turned(x: Node, positions: Node, factors: Node | None = None) -> Node:
+def rope(x: Node, positions: Node, factors: Node | None = None) -> Node:
     """Rotated by position."""
     srcs = (x, positions) if factors is None else (x, positions, factors)
     return Node(x.elem, x.ne, srcs, IN_PLACE | FREE)
 
 
-def made(elem: ElementType, ne: Iterable[int], *srcs: Node) -> Node:
+def new_node(elem: ElementType, ne: Iterable[int], *srcs: Node) -> Node:
     """A result of its own shape."""
     return Node(elem, shape(*ne), srcs)
 
@@ -182,30 +182,30 @@ def cast(x: Node, elem: ElementType) -> Node:
     return Node(elem, x.ne, (x,))
 
 
-def gathered(x: Node, *ne: int) -> Node:
+def make_contiguous(x: Node, *ne: int) -> Node:
     """Copied into order, in a new shape."""
     return Node(x.elem, shape(*ne) if ne else x.ne, (x,))
 
 
-def joined(a: Node, b: Node, axis: int) -> Node:
+def concatenate(a: Node, b: Node, axis: int) -> Node:
     """Two results one after the other along an axis."""
     ne = list(a.ne)
     ne[axis] += b.ne[axis]
     return Node(a.elem, (ne[0], ne[1], ne[2], ne[3]), (a, b))
 
 
-def summed(x: Node) -> Node:
+def sum_rows(x: Node) -> Node:
     """The sum of each row."""
     return Node(x.elem, (1, *x.ne[1:]), (x,))
 
 
-def best(x: Node, count: int) -> Node:
+def top_k(x: Node, count: int) -> Node:
     """Numbers of the largest elements of each row: all are sorted, the first are looked at."""
     order = Node(I32, x.ne, (x,))
     return view(order, count, *order.ne[1:], nb=order.nb)
 
 
-def flash(q: Node, k: Node, v: Node, mask: Node, sinks: Node | None = None) -> Node:
+def flash_attention(q: Node, k: Node, v: Node, mask: Node, sinks: Node | None = None) -> Node:
     """Fused attention over permuted operands."""
     srcs = (q, k, v, mask) if sinks is None else (q, k, v, mask, sinks)
     return Node(F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), srcs, FREE)
@@ -219,7 +219,7 @@ def view(x: Node, *ne: int, nb: Shape | None = None) -> Node:
     return Node(x.elem, shape(*ne), (x,), VIEW, x.root or x, nb)
 
 
-def permuted(x: Node, a: int, b: int, c: int, d: int) -> Node:
+def permute(x: Node, a: int, b: int, c: int, d: int) -> Node:
     """Axes in another order: axis 0 becomes axis `a`, and so on."""
     ne, nb = [0] * 4, [0] * 4
     for old, new in enumerate((a, b, c, d)):
@@ -227,12 +227,12 @@ def permuted(x: Node, a: int, b: int, c: int, d: int) -> Node:
     return Node(x.elem, tuple(ne), (x,), VIEW, x.root or x, tuple(nb))  # type: ignore[arg-type]
 
 
-def transposed(x: Node) -> Node:
+def transpose(x: Node) -> Node:
     """The first two axes exchanged."""
-    return permuted(x, 1, 0, 2, 3)
+    return permute(x, 1, 0, 2, 3)
 
 
-def written(target: Node, *srcs: Node) -> Node:
+def copy_into(target: Node, *srcs: Node) -> Node:
     """Results copied into memory that is there already."""
     return Node(target.elem, target.ne, (*srcs, target), 0, target.root or target, target.nb)
 

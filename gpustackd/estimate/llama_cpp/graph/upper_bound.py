@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.estimate.llama_cpp.architecture import WITH_VALUES, Dimensions
-from gpustackd.estimate.llama_cpp.graph.forward_pass import Load
-from gpustackd.estimate.llama_cpp.tensors import Inventory, has_head
+from gpustackd.estimate.llama_cpp.graph.forward_pass import Workload
+from gpustackd.estimate.llama_cpp.tensors import ModelTensors, has_head
 
 ROOM = 1.5
 """By how much the sum of a layer's results is raised."""
@@ -16,8 +16,8 @@ ROOM = 1.5
 def bounded_buffers(
     facts: GgufFacts,
     dims: Dimensions,
-    tensors: Inventory,
-    load: Load,
+    tensors: ModelTensors,
+    load: Workload,
     layers: Sequence[Sequence[int]],
     output: int,
     *,
@@ -60,7 +60,7 @@ def bounded_buffers(
     return tuple(found)
 
 
-def _layer(facts: GgufFacts, dims: Dimensions, tensors: Inventory, load: Load, layer: int) -> int:
+def _layer(facts: GgufFacts, dims: Dimensions, tensors: ModelTensors, load: Workload, layer: int) -> int:
     """The wider half of a layer: its attention, or its feed-forward results."""
     rows = 4 * load.tokens
     named = tensors.layers[layer]
