@@ -9,6 +9,7 @@ from anyio.abc import TaskStatus
 
 from gpustackd.daemon.service import BackgroundTasks, running
 from gpustackd.errors import Contended, DatabaseUnavailable
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -145,9 +146,7 @@ async def test_one_that_does_not_stop_in_time_does_not_hold_up_the_others(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(all_of_them)
-        with anyio.fail_after(30):
-            while "a ends" not in events:
-                await anyio.sleep(0.001)
+        await until(lambda: "a ends" in events, "the first service ends", shows=lambda: str(events))
         release.set()
 
 
