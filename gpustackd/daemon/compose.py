@@ -61,6 +61,7 @@ from gpustackd.observe.logging import Log, start_logging
 from gpustackd.observe.metrics import Metrics
 from gpustackd.ports import DatabaseHealth, Store, Wake
 from gpustackd.settings import IGNORED, Settings
+from gpustackd.sources.abandonable_threads import AbandonableThreads
 from gpustackd.sources.access import ReaderOptions
 from gpustackd.sources.reader import Reader
 from gpustackd.sources.worker_files import WorkerFiles
@@ -337,12 +338,13 @@ async def _open_models(
     wake: Callable[[Wake], None],
 ) -> ModelSources:
     locations = FileLocations(store, fleet_feed)
+    threads = AbandonableThreads()
     reader = await stack.enter_async_context(
-        Reader(options, hosts=locations.hosts, known_size=locations.known_size)
+        Reader(options, hosts=locations.hosts, known_size=locations.known_size, threads=threads)
     )
     files = WorkerFiles(worker_token(settings), total=PROBE_TOTAL, connect=PROBE_CONNECT)
     stack.push_async_callback(files.aclose)
-    return ModelSources(reader, locations, PathProbe(files, locations, monotonic, wake))
+    return ModelSources(reader, locations, PathProbe(files, locations, threads, monotonic, wake))
 
 
 async def _open_store(

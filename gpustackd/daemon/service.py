@@ -1,4 +1,4 @@
-"""The contract of every loop of the daemon, and what starts and stops them.
+"""What every loop of the daemon offers, and what starts and stops them.
 
 A service has a name and one coroutine. `run` works until it is cancelled, and calls `task_status.started()`
 once others may count on it. It returns when it has nothing (more) to do, and raises when it cannot go on.

@@ -190,7 +190,7 @@ def test_no_import_cycles(package: Package) -> None:
     assert len(broken) <= IN_CYCLES, "\n".join(broken)
 
 
-IN_CYCLES = 6
+IN_CYCLES = 2
 """How many modules import each other in a circle. Falls, never rises."""
 
 
@@ -212,5 +212,5 @@ def test_every_citation_can_be_opened(package: Package) -> None:
     assert len(broken) <= CITE_WHAT_IS_NOT_THERE, "\n".join(sorted(broken))
 
 
-CITE_WHAT_IS_NOT_THERE = 4
+CITE_WHAT_IS_NOT_THERE = 0
 """How many modules do. Falls, never rises."""

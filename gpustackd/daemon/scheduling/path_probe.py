@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
 import anyio
-import anyio.to_thread
 
 from gpustackd.daemon.scheduling.file_locations import FileLocations
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.paths import PathKnowledge, Paths, Presence
 from gpustackd.errors import ModelUnreadable
 from gpustackd.ports import Wake
+from gpustackd.sources.abandonable_threads import AbandonableThreads, mount_of
 from gpustackd.sources.worker_files import WorkerHost
 
 AT_ONCE = 16
@@ -64,17 +63,20 @@ class _ProbedPath:
 
 
 class PathProbe:
-    """One per process. `wake` is told of files that a worker turned out to have."""
+    """One per process. This host's own files are looked at in `threads`; `wake` is told of files that a
+    worker turned out to have."""
 
     def __init__(
         self,
         file_api: FileApi,
         file_locations: FileLocations,
+        threads: AbandonableThreads,
         clock: Callable[[], float],
         wake: Callable[[Wake], None] = lambda _: None,
     ) -> None:
         self._file_api = file_api
         self._file_locations = file_locations
+        self._threads = threads
         self._clock = clock
         self._wake = wake
         self._probed: OrderedDict[str, _ProbedPath] = OrderedDict()
@@ -130,7 +132,7 @@ class PathProbe:
         new |= await self._answers({w: h for w, h in wanted.items() if w not in new}, path)
         answers = kept | new
         if Presence.SILENT in new.values():
-            probed.shared = await _on_this_host(path)
+            probed.shared = await self._on_this_host(path)
         now = self._clock()
         for presence in set(new.values()):
             shared = presence is Presence.SILENT and probed.shared
@@ -165,6 +167,12 @@ class PathProbe:
             else:
                 answers[worker_id] = Presence.HERE if there else Presence.MISSING
 
+    async def _on_this_host(self, path: str) -> bool:
+        """Whether this process sees the path; a file system that hangs counts as not having it."""
+        with anyio.move_on_after(OWN_LOOK):
+            return await self._threads.run(lambda: _exists(path), group=mount_of(path))
+        return False
+
     def _publish(self) -> None:
         known = {
             path: PathKnowledge(MappingProxyType(p.answers), p.shared)
@@ -178,19 +186,8 @@ def _has_path(spec: ModelSpec) -> bool:
     return spec.source is Source.LOCAL_PATH and bool(spec.local_path)
 
 
-async def _on_this_host(path: str) -> bool:
-    """Whether this process sees the path; a file system that hangs counts as one that does not have it."""
-    there = False
-    with anyio.move_on_after(OWN_LOOK):
-        try:
-            there = await anyio.to_thread.run_sync(partial(_exists, path), abandon_on_cancel=True)
-        except OSError:
-            return False
-    return there
-
-
 def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
-    except ValueError:  # a NUL in it
+    except (OSError, ValueError):  # no permission, a NUL in it
         return False

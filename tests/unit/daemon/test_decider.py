@@ -30,6 +30,7 @@ from gpustackd.placement.policy import Policy
 from gpustackd.placement.scoring.demand_mix import distance, mix
 from gpustackd.placement.scoring.strategies import Scorer
 from gpustackd.ports import WaitingInstance
+from gpustackd.sources.abandonable_threads import AbandonableThreads
 from gpustackd.store.memory.store import MemoryStore
 from tests.fleets import GIB, demand, fleet, model, occupy
 
@@ -45,7 +46,7 @@ class Bench:
         store = MemoryStore()
         self.feed = FleetFeed(store)
         self.feed.fleet = fleet(text)
-        self.probe = PathProbe(None, FileLocations(store, self.feed), Clock())
+        self.probe = PathProbe(None, FileLocations(store, self.feed), AbandonableThreads(), Clock())
         self.reporter = Reporter(self.logging.log, self.metrics)
         self.decider = Decider(self.feed, self.probe, policy or Policy(), self.reporter)
 

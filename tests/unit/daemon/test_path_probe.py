@@ -20,6 +20,7 @@ from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.paths import Presence
 from gpustackd.errors import ModelUnreadable
 from gpustackd.ports import Wake
+from gpustackd.sources.abandonable_threads import AbandonableThreads
 from gpustackd.sources.worker_files import WorkerFiles, WorkerHost
 from gpustackd.store.memory.store import MemoryStore
 from tests.fleets import model
@@ -84,7 +85,7 @@ class Clock:
 
 def probe(asker: Any, where: FileLocations) -> tuple[PathProbe, Clock, list[Wake]]:
     clock, wakes = Clock(), list[Wake]()
-    return PathProbe(asker, where, clock, wakes.append), clock, wakes
+    return PathProbe(asker, where, AbandonableThreads(), clock, wakes.append), clock, wakes
 
 
 def said(made: PathProbe, path: str = PATH) -> dict[int, Presence]:
