@@ -50,10 +50,8 @@ from gpustackd.daemon.service import BackgroundTasks, Service, running
 from gpustackd.daemon.session import DatabaseCheck, Session
 from gpustackd.daemon.status import BEAT_LIMIT, DaemonStatus
 from gpustackd.daemon.supervisor import Observers, StopSignal, Supervisor
-from gpustackd.daemon.surface.http import HttpPages, HttpServer
 from gpustackd.daemon.surface.reporter import DecisionReporter, RecoveryReporter, Reporter
 from gpustackd.daemon.surface.systemd import Systemd, Watchdog
-from gpustackd.daemon.timers import Timers
 from gpustackd.daemon.whatif.plan import Plan, Planner
 from gpustackd.daemon.whatif.snapshot import RemarkCollector, Snapshot
 from gpustackd.errors import DatabaseUnavailable
@@ -287,7 +285,10 @@ def _recovery(parts: ProcessParts, context: SchedulingContext) -> Sequence[Servi
     return workers, recovery
 
 
-def _http(parts: ProcessParts) -> HttpServer:
+def _http(parts: ProcessParts) -> Service:
+    # imported here, as the timers are: `plan` and `explain` start without them
+    from gpustackd.daemon.surface.http import HttpPages, HttpServer
+
     settings, status = parts.settings, parts.status
 
     def on_listening(address: object) -> None:
@@ -306,7 +307,9 @@ def _http(parts: ProcessParts) -> HttpServer:
     return HttpServer(settings.http, pages, on_listening=on_listening, on_error=parts.reporter.page_failed)
 
 
-def _timers(parts: ProcessParts) -> Timers:
+def _timers(parts: ProcessParts) -> Service:
+    from gpustackd.daemon.timers import Timers
+
     def rescan() -> None:
         parts.wakeups.rescan()
         parts.replica_wakeups.rescan()
