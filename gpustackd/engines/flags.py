@@ -37,21 +37,14 @@ class BackendParameters:
     flags: tuple[Flag, ...] = ()
 
     def text(self, *names: str) -> str | None:
-        """Value of the flag under any of its names; None where it is absent or always bare."""
+        """Last value of the flag under any of its names; None where it is absent or always bare."""
         values = self.values(*names)
-        if not values:
-            return None
-        return values[-1]
+        return values[-1] if values else None
 
     def values(self, *names: str) -> list[str]:
         """All values of the flag under any of its names, in order."""
         wanted = _names(names)
         return [f.value for f in self.flags if f.name in wanted and f.value is not None]
-
-    def last_text(self, *names: str) -> str | None:
-        """Value of the last occurrence whatever the rule (where a spec asks for the last one)."""
-        values = self.values(*names)
-        return values[-1] if values else None
 
     def integer(self, *names: str) -> int | None:
         """Whole number given; None where the flag is absent.

@@ -1,6 +1,7 @@
 """SGLang: parallel sizes, and the part of a card that it reserves for weights and cache.
 
-The part is worked out as the engine does it, from the smallest card. Sizes in it are MiB.
+The part is worked out as the engine does it, from the smallest card, in MiB. Public source: `ServerArgs` in
+SGLang's `python/sglang/srt/server_args.py` (`mem_fraction_static`, chunk and graph batch by card).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _TABLE = (
 
 
 def world_size(parameters: BackendParameters) -> WorldSize | None:
-    """Product of tp, pp and dp as given; with DP attention the data-parallel ranks share the GPUs."""
+    """GPUs that the flags ask for: the product of tp, pp and dp as given; with DP attention the data-parallel
+    ranks share the GPUs. None where no flag is given. Raise BadRow for a size that is not positive."""
     sizes = [("tp", TP), ("pp", PP)]
     positive(parameters, DP)
     if not parameters.flag("enable-dp-attention"):
@@ -116,7 +118,7 @@ def static_fraction(
     vision: Mapping[str, Any] | None,
     model_type: str = "",
 ) -> Fraction:
-    """The fraction for one GPU type; it may be 0 or less where a card cannot hold what is reserved.
+    """The fraction for one GPU type; it is 0 or less where a card cannot hold what is reserved.
 
     `vision` is the vision part of a multimodal model's configuration, None for others; `model_type` the
     type that the whole configuration states.

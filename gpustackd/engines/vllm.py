@@ -1,4 +1,7 @@
-"""vLLM: parallel sizes, share of a card, executor, and the layouts that it can run over several nodes."""
+"""vLLM: parallel sizes, share of a card, executor, and the layouts that it can run over several nodes.
+
+Public source: `EngineArgs` in vLLM's `vllm/engine/arg_utils.py`, `ParallelConfig` in `vllm/config/`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def world_size(parameters: BackendParameters) -> WorldSize | None:
-    """Product of tp, pp, pcp and dp as given; with a hybrid load balancer the local dp takes dp's place."""
+    """GPUs that the flags ask for: the product of tp, pp, pcp and dp; with a hybrid load balancer the local
+    dp takes dp's place. None where no flag is given. Raise BadRow for a size that is not positive."""
     positive(parameters, DPL)
     if not parameters.flag("data-parallel-hybrid-lb"):
         return world(parameters, (("tp", TP), ("pp", PP), ("pcp", PCP), ("dp", DP)))
@@ -93,7 +97,7 @@ def architectures(demand: Demand, parameters: BackendParameters) -> tuple[str, .
 def overridden_architectures(parameters: BackendParameters) -> tuple[str, ...] | None:
     """Architectures of the last `--hf-overrides`; None where it names none. Raise BadRow where it is no JSON
     object."""
-    raw = parameters.last_text("hf-overrides")
+    raw = parameters.text("hf-overrides")
     if raw is None:
         return None
     try:

@@ -10,7 +10,6 @@ from gpustackd.estimate.llama_cpp.graph.blocks import (
     keep_output_rows,
     logits,
     project,
-    queries_keys_values,
 )
 from gpustackd.estimate.llama_cpp.graph.decoders import ending, feed_forward, self_attention
 from gpustackd.estimate.llama_cpp.graph.feed_forward import SQUARED, dense, experts, router_logits
@@ -235,6 +234,3 @@ def _latent_experts(p: ForwardPass, layer: int, x: Node) -> Node:
     if p.has(layer, "ffn_latent_up.weight"):
         y = matmul(p.weight(layer, "ffn_latent_up.weight"), y)
     return pointwise(y, dense(p, layer, x, SQUARED, part="_shexp"))
-
-
-__all__ = ["hybrid", "nemotron_h", "queries_keys_values"]

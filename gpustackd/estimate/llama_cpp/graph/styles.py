@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpustackd.domain.gguf_facts import GgufFacts
-from gpustackd.estimate.llama_cpp.graph.feed_forward import FUSED, GATED, PLAIN, SQUARED
+from gpustackd.estimate.llama_cpp.graph.feed_forward import GATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,3 @@ def style_of(facts: GgufFacts) -> Style:
     centred = facts.value("attention.layer_norm_epsilon") is not None
     squared = facts.value("attention.layer_norm_rms_epsilon") is not None
     return _LAYER_NORMED if centred and not squared else LLAMA
-
-
-__all__ = ["FUSED", "GATED", "LLAMA", "PLAIN", "SQUARED", "STYLES", "Style", "style_of"]

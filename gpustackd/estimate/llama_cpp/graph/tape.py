@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from gpustackd.domain.gguf_facts import F16, F32, I32, ElementType
+from gpustackd.domain.gguf_facts import F32, I32, ElementType
 
 Shape: TypeAlias = tuple[int, int, int, int]
 
@@ -235,6 +235,3 @@ def transpose(x: Node) -> Node:
 def copy_into(target: Node, *srcs: Node) -> Node:
     """Results copied into memory that is there already."""
     return Node(target.elem, target.ne, (*srcs, target), 0, target.root or target, target.nb)
-
-
-__all__ = ["F16", "F32", "FREE", "I32", "IN_PLACE", "VIEW", "Node", "Shape", "Tape"]
