@@ -10,8 +10,8 @@ from gpustackd.domain.lifecycle import WAITING
 from gpustackd.ports import ReplicaSnapshot, SyncResult
 from gpustackd.replicas.replica import Replica, replica
 from gpustackd.replicas.sync_plan import SyncPlan
+from gpustackd.store.memory.records import InstanceRecord, ModelRow
 from gpustackd.store.memory.store import MemoryStore
-from gpustackd.store.memory.tables import InstanceRecord, ModelRecordRow
 
 
 class MemoryReplicas:
@@ -21,12 +21,12 @@ class MemoryReplicas:
         self._store = store
 
     async def out_of_sync(self, ids: Sequence[int] | None) -> Sequence[int]:
-        models = self._store.models_by_id
+        models = self._store.database.models
         wanted = models if ids is None else [i for i in ids if i in models]
         out_of_sync = (i for i in wanted if self._is_out_of_sync(models[i]))
         return sorted(out_of_sync, key=lambda i: (-models[i].priority, i))
 
-    def _is_out_of_sync(self, model: ModelRecordRow) -> bool:
+    def _is_out_of_sync(self, model: ModelRow) -> bool:
         number, planned = model.columns.get("replicas"), model.columns.get("scaling_schedule")
         if planned is not None:
             enabled = planned.get("enabled", False) if isinstance(planned, dict) else "none"
@@ -38,7 +38,7 @@ class MemoryReplicas:
         return number is not None and (odd or len(there) - leaving != number)
 
     async def replicas(self, model_id: int) -> ReplicaSnapshot | None:
-        model = self._store.models_by_id.get(model_id)
+        model = self._store.database.models.get(model_id)
         if model is None:
             return None
         there = self._there(model_id)
@@ -49,7 +49,7 @@ class MemoryReplicas:
             replicas=model.columns.get("replicas"),
             instances=[self._replica(r) for r in there],
             names=frozenset(r.name for r in there),
-            now=datetime.fromtimestamp(self._store.clock(), UTC),
+            now=datetime.fromtimestamp(self._store.database.clock(), UTC),
             roles=model.columns.get("roles"),
             scaling_schedule=model.columns.get("scaling_schedule"),
             placement_strategy=model.columns.get("placement_strategy"),
@@ -62,7 +62,7 @@ class MemoryReplicas:
         self, seen: ReplicaSnapshot, replicas: int, plan: SyncPlan, names: Sequence[Sequence[str]]
     ) -> SyncResult:
         store = self._store
-        model = store.models_by_id.get(seen.model_id)
+        model = store.database.models.get(seen.model_id)
         if model is None:
             return SyncResult.GONE
         members, states = self._digests(model.id)
@@ -70,39 +70,39 @@ class MemoryReplicas:
         if model.columns.get("replicas") != replicas or members != seen.members_digest or not held:
             return SyncResult.CHANGED
         for i in plan.undrain:
-            store.model_instances[i].draining_since = None
+            store.database.model_instances[i].draining_since = None
         for i in plan.drain:
-            store.model_instances[i].draining_since = store.clock()
-        store.delete("model_instances", *plan.delete)
+            store.database.model_instances[i].draining_since = store.database.clock()
+        store.database.delete("model_instances", *plan.delete)
         short = False
         for new, several in zip(plan.add, names, strict=True):
-            taken = {r.name for r in store.model_instances.values()}
+            taken = {r.name for r in store.database.model_instances.values()}
             free = [n for n in several if n not in taken][: new.number]
             for name in free:
-                store.insert(
+                store.database.insert(
                     "model_instances", name=name, model_id=model.id, role=new.role, group_id=new.group_id
                 )
             short |= len(free) < new.number
         return SyncResult.TAKEN if short else SyncResult.DONE
 
     async def set_replicas(self, seen: ReplicaSnapshot, replicas: int, until: datetime | None) -> bool:
-        model = self._store.models_by_id.get(seen.model_id)
+        model = self._store.database.models.get(seen.model_id)
         if model is None or repr(model.columns.get("scaling_schedule")) != seen.schedule_digest:
             return False
-        late = until is not None and self._store.clock() >= until.timestamp()
+        late = until is not None and self._store.database.clock() >= until.timestamp()
         if late or model.columns.get("replicas") == replicas:
             return False
-        self._store.update("models", model.id, replicas=replicas)
+        self._store.database.update("models", model.id, replicas=replicas)
         return True
 
     # -- inside -----------------------------------------------------------------------------------------
 
     def _there(self, model_id: int) -> list[InstanceRecord]:
-        rows = self._store.model_instances.values()
+        rows = self._store.database.model_instances.values()
         return sorted((r for r in rows if r.model_id == model_id), key=lambda r: r.id)
 
     def _worker_state(self, row: InstanceRecord) -> str | None:
-        host = self._store.workers.get(row.worker_id or 0)
+        host = self._store.database.workers.get(row.worker_id or 0)
         return None if host is None else str(host.state)
 
     def _digests(self, model_id: int) -> tuple[str, str]:
@@ -126,7 +126,7 @@ class MemoryReplicas:
             "distributed_servers": row.distributed_servers,
             "role": row.role,
             "group_id": row.group_id,
-            "draining_for": None if since is None else self._store.clock() - since,
+            "draining_for": None if since is None else self._store.database.clock() - since,
             "created": row.created_at,
         }
         return replica(columns)

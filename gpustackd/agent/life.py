@@ -13,8 +13,8 @@ from gpustackd.agent.simulated import Script, Steps
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.errors import Contended, DatabaseUnavailable, Refused
 from gpustackd.observe.logging import Log
-from gpustackd.store.postgres import worker_side
-from gpustackd.store.postgres.inventory import Connection, connected
+from gpustackd.store.postgres import worker_reports
+from gpustackd.store.postgres.connect import Connection, connected
 
 LOOK = 0.25
 """Seconds between two looks at what is placed on simulated workers."""
@@ -46,16 +46,16 @@ class Life:
             await tasks.start(self._watch, stop)
             tasks.start_soon(self._until, stop, tasks.cancel_scope)
             names: list[str] = []
-            async with connected(self.url, NAME, **worker_side.CONNECTION) as connection:
+            async with connected(self.url, NAME, **worker_reports.CONNECTION) as connection:
                 names += await setup(connection)
             lost_at: float | None = None
             while True:
                 try:
-                    async with connected(self.url, NAME, **worker_side.CONNECTION) as connection:
+                    async with connected(self.url, NAME, **worker_reports.CONNECTION) as connection:
                         if lost_at is not None:
                             self.log.info("database.back", after_s=round(anyio.current_time() - lost_at, 1))
                             lost_at = None
-                        there = await worker_side.worker_states(connection, names)
+                        there = await worker_reports.worker_states(connection, names)
                         await self._work(connection, {name: id_ for name, (id_, _) in there.items()})
                 except DatabaseUnavailable as error:
                     if lost_at is None:
@@ -96,7 +96,7 @@ class Life:
 
     async def _beat(self, connection: Connection, names: dict[int, str], states: dict[int, str]) -> None:
         for id_, name in list(names.items()):
-            state = await worker_side.beat(connection, id_)
+            state = await worker_reports.heartbeat(connection, id_)
             if state is None:
                 self.log.warning("worker.gone", worker=name)
                 del names[id_]
@@ -110,12 +110,12 @@ class Life:
         self, connection: Connection, script: Script, steps: Steps, names: dict[int, str]
     ) -> float:
         """Move on what is due; the moment of the next look."""
-        tasks = await worker_side.tasks_of(connection, list(names))
+        tasks = await worker_reports.tasks_of(connection, list(names))
         now = anyio.current_time()
         due, later = steps.due(tasks, now)
         for task in due:
             state, message = script.step(task)
-            if not await worker_side.report(connection, task, state, message):
+            if not await worker_reports.report(connection, task, state, message):
                 self.log.info(
                     "instance.left", instance=task.name, instance_id=task.id, reason="not ours any more"
                 )

@@ -10,10 +10,10 @@ from gpustackd.errors import Refused, UsageError
 from gpustackd.store.documents.apply import apply_documents
 from gpustackd.store.documents.fields import size
 from gpustackd.store.documents.reading import read_documents
-from gpustackd.store.postgres import worker_side
+from gpustackd.store.postgres import worker_reports
 
 if TYPE_CHECKING:
-    from gpustackd.store.postgres.inventory import Connection
+    from gpustackd.store.postgres.connect import Connection
 
 _MOST_GPUS = 1024
 _FROM = "gpustackd worker"
@@ -51,7 +51,7 @@ async def register(connection: Connection, document: Mapping[str, Any]) -> tuple
 
     Raise Refused.
     """
-    there = await worker_side.worker_states(connection, [document["name"]])
+    there = await worker_reports.worker_states(connection, [document["name"]])
     whole = dict(document) if there else {"state": "READY", **document}
     (applied,) = await apply_documents(connection, read_documents(json.dumps(whole), _FROM))
     return applied.action, applied.note
@@ -59,7 +59,7 @@ async def register(connection: Connection, document: Mapping[str, Any]) -> tuple
 
 async def find(connection: Connection, names: Sequence[str]) -> dict[str, int]:
     """Ids of workers that exist. Raise Refused where one does not."""
-    there = await worker_side.worker_states(connection, names)
+    there = await worker_reports.worker_states(connection, names)
     missing = [n for n in names if n not in there]
     if missing:
         raise Refused(

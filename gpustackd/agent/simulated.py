@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpustackd.domain.lifecycle import TAKEN, InstanceState
-from gpustackd.store.postgres.worker_side import Task
+from gpustackd.store.postgres.worker_reports import AgentTask
 
 _NEXT = dict(zip((InstanceState.SCHEDULED, *TAKEN), TAKEN, strict=False))
 
@@ -22,7 +22,7 @@ class Script:
     fail_message: str = "simulated failure"
     seed: int = 0
 
-    def step(self, task: Task) -> tuple[InstanceState, str | None]:
+    def step(self, task: AgentTask) -> tuple[InstanceState, str | None]:
         """The state after this one, and its message."""
         if task.state is InstanceState.UNREACHABLE:  # it ran all the while
             return InstanceState.RUNNING, None
@@ -30,7 +30,7 @@ class Script:
             return InstanceState.ERROR, self.fail_message
         return _NEXT[task.state], None
 
-    def _fails(self, task: Task) -> bool:
+    def _fails(self, task: AgentTask) -> bool:
         chance = random.Random(f"{self.seed}/{task.name}/{task.epoch}/{task.restarts}")
         return chance.random() < self.fail_rate
 
@@ -43,7 +43,7 @@ class Steps:
     delay: float
     _since: dict[tuple[int, int, InstanceState], float] = field(default_factory=dict)
 
-    def due(self, tasks: Sequence[Task], now: float) -> tuple[list[Task], float | None]:
+    def due(self, tasks: Sequence[AgentTask], now: float) -> tuple[list[AgentTask], float | None]:
         """Tasks to be moved on now, and when the next of the others is due (None = there is none)."""
         self._since = {k: self._since.get(k, now) for k in ((t.id, t.epoch, t.state) for t in tasks)}
         at = {

@@ -83,7 +83,7 @@ async def _apply(url: str, texts: Sequence[tuple[str, str]]) -> tuple[list[Appli
     from gpustackd.errors import Refused
     from gpustackd.store.documents.apply import apply_documents
     from gpustackd.store.documents.reading import read_documents
-    from gpustackd.store.postgres.inventory import connected
+    from gpustackd.store.postgres.connect import connected
 
     applied: list[Applied] = []
     refused: list[GpustackdError] = []

@@ -20,14 +20,15 @@ def audit(
 
     Example: gpustackd audit -o json
     """
-    from gpustackd.store.audit.audit import RULES, Audit, audit_on
-    from gpustackd.store.postgres.inventory import connected
+    from gpustackd.store.audit import audit as store_audit
+    from gpustackd.store.audit.rules import TITLES
+    from gpustackd.store.postgres.connect import connected
 
     url = database(config, database_url)
 
-    async def run() -> Audit:
+    async def run() -> store_audit.AuditReport:
         async with connected(url, "gpustackd audit") as connection:
-            return await audit_on(connection)
+            return await store_audit.audit(connection)
 
     result = anyio.run(run)
     if output is Form.JSON:
@@ -35,19 +36,8 @@ def audit(
         print_json({"clean": result.clean, "breaches": breaches, "counts": result.counts})
     else:
         out = console()
-        broken = {n: sum(b.rule == n for b in result.breaches) for n, _, _ in RULES}
-        rows = [
-            (
-                n,
-                words,
-                "holds"
-                if not broken[n]
-                else "broken once"
-                if broken[n] == 1
-                else f"broken {broken[n]} times",
-            )
-            for n, words, _ in RULES
-        ]
+        broken = {n: sum(b.rule == n for b in result.breaches) for n in TITLES}
+        rows = [(n, title, _outcome(broken[n])) for n, title in TITLES.items()]
         print_table(out, ["RULE", "WHAT MUST HOLD", "FOUND"], rows, right=["RULE"])
         if result.breaches:
             out.print()
@@ -55,3 +45,7 @@ def audit(
         out.print("\n" + ", ".join(f"{n} {_COUNTED.get(name, name)}" for name, n in result.counts.items()))
     if not result.clean:
         raise typer.Exit(1)
+
+
+def _outcome(breaches: int) -> str:
+    return {0: "holds", 1: "broken once"}.get(breaches, f"broken {breaches} times")

@@ -60,19 +60,19 @@ def check(
 
 
 async def _database(settings: Settings) -> list[Result]:
-    from gpustackd.store.postgres import fitness
-    from gpustackd.store.postgres.inventory import connected, revision
-    from gpustackd.store.postgres.revision import judge
+    from gpustackd.store.postgres import database_checks
+    from gpustackd.store.postgres.connect import connected
+    from gpustackd.store.postgres.revision import check_revision, read_revision
 
     url = settings.require_database()
     results: list[Result] = []
     try:
         async with connected(url, "gpustackd check", any_revision=True) as connection:
             where = mask_url(url) if settings.database_url else "the server that the PG* variables name"
-            results.append(_server(await fitness.version(connection), where))
-            writable = await fitness.takes_writes(connection)
-            results.append(_writable(writable, await fitness.denied(connection)))
-            results.append(_schema(await revision(connection), judge))
+            results.append(_server(await database_checks.server_version(connection), where))
+            writable = await database_checks.is_writable(connection)
+            results.append(_writable(writable, await database_checks.tables_without_rights(connection)))
+            results.append(_schema(await read_revision(connection), check_revision))
             results.append(await _notifications(settings.require_listen_database(), connection))
     except DatabaseUnavailable as error:
         results.append(Result("database", False, error.problem, error.remedy, error.exit_code))
@@ -93,10 +93,10 @@ def _settings(settings: Settings) -> Result:
 
 
 def _server(version: str, where: str) -> Result:
-    from gpustackd.store.postgres.fitness import NEWEST, OLDEST
+    from gpustackd.store.postgres.database_checks import MAX_VERSION, MIN_VERSION
 
-    if int(version.partition(".")[0]) < OLDEST:
-        supported = f"use PostgreSQL {OLDEST} to {NEWEST}"
+    if int(version.partition(".")[0]) < MIN_VERSION:
+        supported = f"use PostgreSQL {MIN_VERSION} to {MAX_VERSION}"
         return Result("database", False, f"PostgreSQL {version} at {where} is too old", supported)
     return Result("database", True, f"PostgreSQL {version} at {where}")
 
@@ -119,17 +119,18 @@ def _schema(now: str | None, judge: Callable[[str | None], None]) -> Result:
 
 
 async def _notifications(listen_url: str, sender: Any) -> Result:
-    from gpustackd.store.postgres import fitness
+    from gpustackd.store.postgres import database_checks
 
     try:
-        took = await fitness.hears(listen_url, sender)
+        took = await database_checks.notification_delay(listen_url, sender)
     except DatabaseUnavailable as error:
         return Result("notifications", False, error.problem, "check GPUSTACKD_LISTEN_DATABASE_URL", 1)
     if took is None:
         return Result(
             "notifications",
             False,
-            f"none arrived within {fitness.LISTEN_PATIENCE:.0f} s; new instances would wait for the rescan",
+            f"none arrived within {database_checks.NOTIFICATION_TIMEOUT:.0f} s; new instances would wait for"
+            " the rescan",
             "a connection pooler may swallow them: set GPUSTACKD_LISTEN_DATABASE_URL to the server itself",
             1,
         )

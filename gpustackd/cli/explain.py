@@ -19,7 +19,7 @@ from gpustackd.domain.outcome import Cure, NoFit, Placed
 if TYPE_CHECKING:
     from gpustackd.daemon.whatif.explain import Explanation
     from gpustackd.settings import Settings
-    from gpustackd.store.postgres.inventory import Connection
+    from gpustackd.store.postgres.connect import Connection
     from gpustackd.store.postgres.store import PostgresStore
 
 Row = Mapping[str, Any]

@@ -44,7 +44,8 @@ def get(
 
     Example: gpustackd get instances -o wide
     """
-    from gpustackd.store.postgres.inventory import InventoryReads, connected
+    from gpustackd.store.postgres.connect import connected
+    from gpustackd.store.postgres.inventory import InventoryReads
 
     url = database(config, database_url)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpustackd.agent.simulated import Script
     from gpustackd.observe.logging import Log
     from gpustackd.settings import Settings
-    from gpustackd.store.postgres.inventory import Connection
+    from gpustackd.store.postgres.connect import Connection
 
 
 def worker(
@@ -148,10 +148,10 @@ async def _simulate(
     settings: Settings, names: list[str], documents: list[dict[str, Any]], script: Script
 ) -> None:
     from gpustackd.agent import register
-    from gpustackd.store.postgres import worker_side
+    from gpustackd.store.postgres import worker_reports
 
     async def setup(connection: Connection, log: Log) -> Sequence[str]:
-        there = await worker_side.worker_states(connection, names)
+        there = await worker_reports.worker_states(connection, names)
         for document in documents:
             if document["name"] not in there:
                 action, note = await register.register(connection, document)

@@ -64,16 +64,15 @@ from gpustackd.sources.access import ReaderOptions
 from gpustackd.sources.reader import Reader
 from gpustackd.sources.worker_files import WorkerFiles
 from gpustackd.store.documents.reading import Document
+from gpustackd.store.memory.copy import copy_of
 from gpustackd.store.memory.overlay import Overlay
-from gpustackd.store.memory.whole_copy import whole
-from gpustackd.store.postgres.health import WorkerHealthStore
-from gpustackd.store.postgres.lifecycle import InstanceLifecycleStore
+from gpustackd.store.postgres.instance_recovery import InstanceRecoveryStore
 from gpustackd.store.postgres.listen import Listener
-from gpustackd.store.postgres.replicas import PostgresReplicas
-from gpustackd.store.postgres.revision import HEAD
-from gpustackd.store.postgres.revision import judge as check_revision
+from gpustackd.store.postgres.replicas import PostgresReplicaStore
+from gpustackd.store.postgres.revision import HEAD, check_revision
 from gpustackd.store.postgres.snapshot import snapshot as postgres_snapshot
 from gpustackd.store.postgres.store import PostgresStore
+from gpustackd.store.postgres.worker_health import WorkerHealthStore
 
 _STARTING = 60.0
 """Seconds that a database in its start or recovery is waited for."""
@@ -145,8 +144,8 @@ async def _build_supervisor(
         on_wake=_wake_both(wakeups, replica_wakeups),
         on_change=reporter.listening,
     )
-    metrics.watch_listener(lambda: listener.hearing.reconnects, lambda: listener.hearing.probe_failures)
-    status = DaemonStatus(listener.hearing)
+    metrics.watch_listener(lambda: listener.status.reconnects, lambda: listener.status.probe_failures)
+    status = DaemonStatus(listener.status)
     metrics.watch_gauge(
         "gpustackd_loop_beat_age_seconds", "Since the scheduling loop's last turn", status.beat_age
     )
@@ -171,7 +170,7 @@ async def _build_supervisor(
         services=(_http(parts), listener, Watchdog(systemd, lambda: status.alive), _timers(parts)),
         stop=stop,
         observers=Observers(status, reporter, systemd),
-        drop_connections=store.drop_connections,
+        drop_connections=store.connections.replace_all,
         rng=random.Random(identity.owner.int),
     )
 
@@ -231,7 +230,7 @@ def _scheduling(parts: ProcessParts, context: SchedulingContext) -> Sequence[Ser
     analysis = Analysis(context, claims, usage, max_batches=settings.concurrency, in_order=ranks.decreasing)
     send, receive = anyio.create_memory_object_stream[list[DecidedPlacement]](1)
     replicas = ReplicaSync(
-        store=PostgresReplicas(parts.store),
+        store=PostgresReplicaStore(parts.store.connections),
         fleet_feed=context.fleet_feed,
         wakeups=parts.replica_wakeups,
         policy=replica_policy(settings),
@@ -267,13 +266,13 @@ def _scheduling(parts: ProcessParts, context: SchedulingContext) -> Sequence[Ser
 
 
 def _recovery(parts: ProcessParts, context: SchedulingContext) -> Sequence[Service]:
-    waits = timeouts(parts.settings)
+    waits, connections = timeouts(parts.settings), parts.store.connections
     workers = WorkerHealth(
-        WorkerHealthStore(parts.store, waits), waits, context.fleet_feed, parts.recovery_reporter, monotonic
+        WorkerHealthStore(connections, waits), waits, context.fleet_feed, parts.recovery_reporter, monotonic
     )
     recovery = InstanceRecovery(
-        health=WorkerHealthStore(parts.store, waits),
-        lifecycle=InstanceLifecycleStore(parts.store),
+        health=WorkerHealthStore(connections, waits),
+        lifecycle=InstanceRecoveryStore(connections),
         workers=workers,
         timeouts=waits,
         knowledge=PlacementKnowledge(
@@ -435,19 +434,19 @@ async def make_plan(
     """What would become of documents, each inner sequence a file of them; and (instance, model) by the id of
     every instance there would be. Raises Refused as `apply` would, DatabaseUnavailable or WrongRevision."""
     async with postgres_snapshot(url, "gpustackd plan") as (source, connection):
-        store = await whole(source, connection)
+        store = await copy_of(source, connection)
         zone = settings.timezone or await connection.fetchval("SHOW timezone")
         hints = {w.id: w.hints for w in await source.waiting(None)}
         foreign = await foreign_memory(source, settings)
     # The database is let go: a hub may take its time, and a large plan does.
-    before = list(store.model_instances)
+    before = list(store.database.model_instances)
     overlay = Overlay(store)
     for documents in files:
         await overlay.write(documents)
     async with open_snapshot(store, settings, foreign) as snapshot:
         plan = await Planner(store, overlay, snapshot, hints).plan(before, zone=zone)
-        models = store.models_by_id
-        yield plan, {i.id: (i.name, models[i.model_id].name) for i in store.model_instances.values()}
+        models = store.database.models
+        yield plan, {i.id: (i.name, models[i.model_id].name) for i in store.database.model_instances.values()}
 
 
 @asynccontextmanager

@@ -56,7 +56,7 @@ def replica_policy(settings: Settings) -> ReplicaPolicy:
 def timeouts(settings: Settings) -> Timeouts:
     """How long is waited for workers and placed instances."""
     return Timeouts(
-        interval=settings.worker_heartbeat_interval,
+        heartbeat_interval=settings.worker_heartbeat_interval,
         grace=settings.worker_heartbeat_grace_period,
         reschedule=settings.model_instance_reschedule_grace_period,
         unreachable=settings.unreachable_window,

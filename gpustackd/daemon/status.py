@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from gpustackd.ports import DatabaseHealth
-from gpustackd.store.postgres.listen import Hearing
+from gpustackd.store.postgres.listen import ListenerStatus
 
 BEAT_LIMIT = 15.0
 """Seconds without a turn of the decide loop after which the daemon is not alive."""
@@ -20,7 +20,7 @@ class DaemonStatus:
     """One per process; each field has one writer: the decide loop (`last_beat`), the database check
     (`health`), the supervisor (`problem`, `stopping`), the listener (`hearing`)."""
 
-    hearing: Hearing
+    hearing: ListenerStatus
     last_beat: float = field(default_factory=monotonic)
     health: DatabaseHealth | None = None
     problem: str = "starting"

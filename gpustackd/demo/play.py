@@ -15,12 +15,12 @@ from gpustackd.demo.lost_worker import SETTINGS, lose_a_worker
 from gpustackd.demo.models.examples import folder
 from gpustackd.demo.narration import Narration
 from gpustackd.demo.scaling import scale_up_and_down
-from gpustackd.store.audit.audit import audit_on
+from gpustackd.store.audit.audit import audit
 from gpustackd.store.documents.apply import apply_documents
 from gpustackd.store.documents.reading import read_documents
 from gpustackd.store.embedded import EmbeddedPostgres
-from gpustackd.store.postgres.connect import Connection
-from gpustackd.store.postgres.inventory import InventoryReads, connected
+from gpustackd.store.postgres.connect import Connection, connected
+from gpustackd.store.postgres.inventory import InventoryReads
 from gpustackd.store.postgres.migrate import migrate
 
 DAEMONS = 3
@@ -73,7 +73,7 @@ async def _apply(connection: Connection, files: Sequence[Path]) -> str:
 
 
 async def _audit(narration: Narration, connection: Connection) -> None:
-    result = await audit_on(connection)
+    result = await audit(connection)
     narration.check(result.clean, "audit: every rule holds" if result.clean else "audit: rules are broken")
     for breach in result.breaches[:10]:
         narration.say(f"       rule {breach.rule}, {breach.what}: {breach.how}", style="red")

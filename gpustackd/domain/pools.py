@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from gpustackd.domain.quantity import MIB, quantity
+from gpustackd.domain.sizes import MIB, quantity
 
 FULL = 1_000_000
 """What `remaining` of an untouched card is: shares of a card are counted in millionths."""
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceType:
+class GpuPool:
     """A pool: one kind of card in one cluster (`cluster_id` None = in any). Sizes in bytes."""
 
     name: str
@@ -69,14 +69,14 @@ Inventory = Mapping[str, tuple[DeviceGroup, ...]]
 class Pools:
     """Everything known of pools, at one time. A new value takes the place of the old one."""
 
-    types: Mapping[str, tuple[InstanceType, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    types: Mapping[str, tuple[GpuPool, ...]] = field(default_factory=lambda: MappingProxyType({}))
     devices: Mapping[int, Inventory] = field(default_factory=lambda: MappingProxyType({}))
     """By cluster id; a cluster whose inventory cannot be read is absent."""
 
     @classmethod
-    def of(cls, types: Iterable[InstanceType], devices: Mapping[int, Any] = MappingProxyType({})) -> Pools:
+    def of(cls, types: Iterable[GpuPool], devices: Mapping[int, Any] = MappingProxyType({})) -> Pools:
         """From types and the raw inventories of clusters."""
-        by_name: dict[str, list[InstanceType]] = {}
+        by_name: dict[str, list[GpuPool]] = {}
         for t in types:
             by_name.setdefault(t.name, []).append(t)
         read = {c: inventory(raw) for c, raw in devices.items()}
@@ -85,7 +85,7 @@ class Pools:
             MappingProxyType({c: i for c, i in read.items() if i is not None}),
         )
 
-    def named(self, name: str, cluster_id: int | None) -> InstanceType | None:
+    def named(self, name: str, cluster_id: int | None) -> GpuPool | None:
         """The type of that name in the cluster, else one that belongs to no cluster; for None the first one
         of the name, wherever it is."""
         found = self.types.get(name, ())
@@ -107,10 +107,10 @@ class Pools:
 NO_POOLS = Pools()
 
 
-def instance_type(name: str, cluster_id: int | None, detail: Any) -> InstanceType:
+def gpu_pool(name: str, cluster_id: int | None, detail: Any) -> GpuPool:
     """One row of `instance_types`; never raises."""
     if not isinstance(detail, Mapping):
-        return InstanceType(name, cluster_id, described=False)
+        return GpuPool(name, cluster_id, described=False)
     sliced = _map(detail.get("sliced_detail"))
     physical = _map(sliced.get("physical"))
     profiles: dict[str, int | None] = {}
@@ -119,7 +119,7 @@ def instance_type(name: str, cluster_id: int | None, detail: Any) -> InstanceTyp
             mib = p.get("memory_mib")
             memory = _count(mib, 0)
             profiles[p["name"]] = memory * MIB if 0 < memory < 2**42 else None
-    return InstanceType(
+    return GpuPool(
         name,
         cluster_id,
         _text(detail.get("manufacturer")),

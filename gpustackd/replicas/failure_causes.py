@@ -1,7 +1,7 @@
-"""What an instance's last words say of why it failed: memory, a device, its host, or what it was told to do.
+"""Why an instance failed, by its error message: memory, a GPU, the host, or the configuration.
 
-The words are those of engines, drivers and container runtimes; they are looked for in the message that the
-worker wrote. Order matters: a NCCL error that ran out of memory is one of memory.
+The patterns are words of engines, drivers and container runtimes, looked up in the message that the worker
+wrote. Their order matters: a NCCL error that ran out of memory is an error of memory.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
+from gpustackd.domain.sizes import quantity
+
 
 class FailureCause(StrEnum):
-    """Why an instance failed, as far as its message tells."""
+    """Why an instance failed."""
 
     VRAM = "vram"
-    """Out of GPU memory: more of it may help."""
+    """Out of GPU memory: a larger claim may help."""
     RAM = "ram"
     """Out of the host's memory."""
     DEVICE = "device"
     """A GPU is broken."""
     NODE = "node"
-    """The host is: its disk, its network, its runtime."""
+    """The host is broken: its disk, its network, its container runtime."""
     CONFIG = "config"
-    """What it was told: a flag, an image. It fails alike everywhere."""
+    """A wrong flag or image: it fails the same way everywhere."""
     OTHER = "other"
 
 
@@ -78,21 +80,20 @@ _SIGNS: tuple[tuple[FailureCause, re.Pattern[str]], ...] = tuple(
 
 _AMOUNT = re.compile(
     r"(?:tried to allocate|allocating|failed to allocate|unable to allocate|allocate|requires?|need(?:ed|s)?)"
-    r"\D{0,40}?([0-9]+(?:\.[0-9]+)?) ?(gib|mib|kib|gb|mb|kb|bytes|b)\b",
+    r"\D{0,40}?([0-9]+(?:\.[0-9]+)? ?(?:[gmk]i?b|bytes|b))\b",
     re.IGNORECASE,
 )
-_UNIT = {"gib": 2**30, "mib": 2**20, "kib": 2**10, "gb": 10**9, "mb": 10**6, "kb": 10**3, "bytes": 1, "b": 1}
-_LONGEST = 8_000
-"""Characters of a message that are looked at, from its end: the last words count."""
+_MAX_TEXT = 8_000
+"""Characters of a message that are searched, from its end."""
 
 
 def failure_cause(message: str | None) -> FailureCause:
-    """What a message tells."""
-    text = (message or "")[-_LONGEST:]
+    """The first cause whose pattern occurs in the message."""
+    text = (message or "")[-_MAX_TEXT:]
     return next((cause for cause, signs in _SIGNS if signs.search(text)), FailureCause.OTHER)
 
 
 def requested_bytes(message: str | None) -> int:
-    """Bytes that the message says were asked for in vain; 0 where it names none."""
-    found = _AMOUNT.search((message or "")[-_LONGEST:])
-    return int(float(found[1]) * _UNIT[found[2].lower()]) if found else 0
+    """Bytes that the message says could not be allocated; 0 where it names none."""
+    found = _AMOUNT.search((message or "")[-_MAX_TEXT:])
+    return quantity(found[1]) or 0 if found else 0

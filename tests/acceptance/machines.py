@@ -14,7 +14,7 @@ import anyio
 
 from gpustackd.demo.models.architectures import Tensor
 from gpustackd.demo.models.sparse import header
-from gpustackd.store.audit.audit import audit_on
+from gpustackd.store.audit.audit import audit
 from tests.integration.world import connected
 from tests.waiting import PATIENCE, until
 
@@ -235,7 +235,7 @@ class Site:
 
     async def clean(self) -> None:
         """Every rule of the contract holds."""
-        assert (await audit_on(self.sql)).breaches == ()
+        assert (await audit(self.sql)).breaches == ()
 
     async def story(self) -> str:
         """States and reasons of all instances, for a failure's text."""

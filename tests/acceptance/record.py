@@ -16,7 +16,7 @@ import anyio
 import asyncpg
 
 from gpustackd.domain.lifecycle import InstanceState, lawful
-from gpustackd.store.audit.audit import audit_on
+from gpustackd.store.audit.audit import audit
 from tests.integration.world import connected
 from tests.waiting import elapse, until
 
@@ -210,7 +210,7 @@ async def _watch(url: str, watch: Watch, stuck_after: float | None, undecided_af
 
 
 async def _look(connection: Any, watch: Watch) -> None:
-    found = await audit_on(connection)
+    found = await audit(connection)
     watch.polls += 1
     watch.breaches += [f"poll {watch.polls}: rule {b.rule}, {b.what}: {b.how}" for b in found.breaches]
 

@@ -16,14 +16,14 @@ import numpy as np
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
 from gpustackd.domain.fleet.fleet import Fleet
-from gpustackd.domain.pools import Pools, instance_type
+from gpustackd.domain.pools import Pools, gpu_pool
 from gpustackd.placement.policy import Policy
 from tests.bench.bench_decide import Desk, figure, measure, mixed, show
 from tests.fleets import demand, fleet, model, occupy
 
 HYPER = HyperParameters(num_attention_heads=128, max_sequence_length=8192)
 CARD = {"memory": "80Gi", "manufacturer": "nvidia", "product": "H100"}
-POOLS = Pools.of([instance_type("h100", 1, CARD)])
+POOLS = Pools.of([gpu_pool("h100", 1, CARD)])
 SHARED = ("--gpu-memory-utilization=0.2",)
 HALF = {"type": "h100", "accelerator_sliced_memory_percentage": 50}
 

@@ -96,20 +96,20 @@ class MemoryScene:
         self.store: Store = self.memory
 
     async def insert(self, table: str, **columns: Any) -> int:
-        return self.memory.insert(table, **columns)
+        return self.memory.database.insert(table, **columns)
 
     async def update(self, table: str, id_: int, **columns: Any) -> None:
-        self.memory.update(table, id_, **columns)
+        self.memory.database.update(table, id_, **columns)
 
     async def delete(self, table: str, *ids: int) -> None:
-        self.memory.delete(table, *ids)
+        self.memory.database.delete(table, *ids)
 
     async def row(self, table: str, id_: int) -> dict[str, Any] | None:
-        found = self.memory.table(table).get(id_)
+        found = self.memory.database.table(table).get(id_)
         return None if found is None else self._shown(table, found)
 
     async def rows(self, table: str) -> list[dict[str, Any]]:
-        return [self._shown(table, r) for _, r in sorted(self.memory.table(table).items())]
+        return [self._shown(table, r) for _, r in sorted(self.memory.database.table(table).items())]
 
     def _shown(self, table: str, row: Any) -> dict[str, Any]:
         if isinstance(row, dict):
@@ -122,15 +122,15 @@ class MemoryScene:
 
     async def expire(self, *ids: int) -> None:
         for i in ids:
-            row = self.memory.model_instances[i]
+            row = self.memory.database.model_instances[i]
             if row.lease_until is not None:
                 row.lease_until = self.time - 1
 
     async def evict(self, *ids: int) -> None:
-        self.memory.evict(ids, "drained")
+        self.memory.database.evict(ids, "drained")
 
     async def records(self) -> list[tuple[int, int, str]]:
-        return [(d.instance_id, d.placement_epoch, d.outcome) for d in self.memory.decisions]
+        return [(d.instance_id, d.placement_epoch, d.outcome) for d in self.memory.database.decisions]
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 from gpustackd.ports import ReplicaSnapshot, ReplicaStore, SyncResult
 from gpustackd.replicas.sync_plan import NewInstances, SyncPlan
 from gpustackd.store.memory.store import MemoryStore
-from gpustackd.store.postgres.replicas import PostgresReplicas
+from gpustackd.store.postgres.replicas import PostgresReplicaStore
 from gpustackd.store.postgres.store import PostgresStore
 from tests.conformance.scenes import Scene
 from tests.memory_replicas import MemoryReplicas
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def kept(scene: Scene) -> ReplicaStore:
     if isinstance(scene.store, PostgresStore):
-        return PostgresReplicas(scene.store)
+        return PostgresReplicaStore(scene.store.connections)
     assert isinstance(scene.store, MemoryStore)
     return MemoryReplicas(scene.store)
 

@@ -10,8 +10,8 @@ import pytest
 
 from gpustackd.domain.placement_hints import AvoidedPlace, ClaimRaise
 from gpustackd.domain.timeouts import Timeouts
-from gpustackd.store.postgres.health import Moved, WorkerHealthStore
-from gpustackd.store.postgres.lifecycle import FailedRow, InstanceLifecycleStore, LeavingRow
+from gpustackd.store.postgres.instance_recovery import FailedRow, InstanceRecoveryStore, LeavingRow
+from gpustackd.store.postgres.worker_health import MovedInstance, WorkerHealthStore
 from tests.integration.world import GIB, World, world_of
 from tests.waiting import until
 
@@ -46,16 +46,16 @@ async def aged(world: World, column: str, seconds: float) -> None:
     )
 
 
-async def overdue(world: World, watched: float = LONG) -> list[Moved]:
-    return await WorkerHealthStore(world.store, SPANS).overdue(watched)
+async def overdue(world: World, watched: float = LONG) -> list[MovedInstance]:
+    return await WorkerHealthStore(world.store.connections, SPANS).requeue_overdue(watched)
 
 
 async def failed(world: World) -> list[FailedRow]:
-    return await InstanceLifecycleStore(world.store).failed()
+    return await InstanceRecoveryStore(world.store.connections).failed()
 
 
 async def leaving(world: World) -> dict[int, LeavingRow]:
-    return {r.id: r for r in await InstanceLifecycleStore(world.store).leaving()}
+    return {r.id: r for r in await InstanceRecoveryStore(world.store.connections).leaving()}
 
 
 # -- the pick-up window ------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ async def test_an_expired_place_is_avoided_no_more(world: World) -> None:
     at = await host(world)
     await placed(world, at)
     await aged(world, "scheduled_at", 61)
-    await WorkerHealthStore(world.store, replace(SPANS, pickup=0.001)).overdue(LONG)
+    await WorkerHealthStore(world.store.connections, replace(SPANS, pickup=0.001)).requeue_overdue(LONG)
     ends = "(avoid -> 0 ->> 'until')::numeric"
     over = f"SELECT {ends} < extract(epoch FROM clock_timestamp()) FROM model_instances"
     await until(lambda: world.sql.fetchval(over), "the window is over")
@@ -149,7 +149,7 @@ async def test_failures_are_counted_in_the_row_and_forgotten_after_stable_runnin
             await world.update("model_instances", instance, state=state)
         (row,) = await failed(world)
         assert (row.failures, row.restart_count) == (n, n - 1)
-        assert await InstanceLifecycleStore(world.store).restart([row]) == {instance}
+        assert await InstanceRecoveryStore(world.store.connections).restart([row]) == {instance}
     await world.update("model_instances", instance, state="RUNNING")
     await aged(world, "state_since", 600 - SLACK)
     await overdue(world)
@@ -165,7 +165,7 @@ async def test_a_restart_in_place_states_epoch_and_counter_and_has_the_window_an
     instance = await placed(world, at, "ERROR", "boom")
     await aged(world, "scheduled_at", 5000)
     (row,) = await failed(world)
-    lifecycle = InstanceLifecycleStore(world.store)
+    lifecycle = InstanceRecoveryStore(world.store.connections)
     assert await lifecycle.restart([replace(row, epoch=0)]) == set()
     assert await lifecycle.restart([replace(row, restart_count=1)]) == set()
     assert await lifecycle.restart([row]) == {instance}
@@ -204,7 +204,7 @@ async def test_a_failed_instance_gives_its_place_up_with_what_it_learnt(world: W
     instance = await placed(world, at, "ERROR", "Xid 79")
     (row,) = await failed(world)
     more = ClaimRaise(vram=2 * GIB, first_vram=GIB, times=1, model_version=row.model_version)
-    lifecycle = InstanceLifecycleStore(world.store)
+    lifecycle = InstanceRecoveryStore(world.store.connections)
     avoid = AvoidedPlace(at[0], tuple(at[1][:1]))
     assert not await lifecycle.replace(replace(row, restart_count=5), "moved", avoid, 60, more)
     assert await lifecycle.replace(row, "moved", avoid, 60, more)
@@ -231,7 +231,7 @@ async def test_maintenance_alone_moves_nothing_and_a_drain_lists_what_has_to_go(
     await world.update("workers", at[0], state="MAINTENANCE", maintenance={"drain": False})
     assert await leaving(world) == {}
     await drained(world, at)
-    assert (await WorkerHealthStore(world.store, SPANS).sweep(LONG)).draining == 1
+    assert (await WorkerHealthStore(world.store.connections, SPANS).sweep(LONG)).draining == 1
     assert list(await leaving(world)) == [starting, serving]
 
 
@@ -251,8 +251,8 @@ async def test_a_drain_never_goes_below_the_available_minimum(world: World) -> N
             await placed(world, other, "RUNNING" if n < running else "STARTING", model_id=model)
         await drained(world, at)
         row = (await leaving(world))[first]
-        assert (row.running, row.least) == (running, least), columns
-        assert await InstanceLifecycleStore(world.store).drain(row) is goes, columns
+        assert (row.running, row.min_running) == (running, least), columns
+        assert await InstanceRecoveryStore(world.store.connections).drain(row) is goes, columns
         after = await world.row("model_instances", first)
         assert after["state"] == ("PENDING" if goes else "RUNNING"), columns
 
@@ -267,7 +267,7 @@ async def test_two_daemons_drain_one_replica_at_a_time(world: World, database: s
     went: list[bool] = []
 
     async def drain(who: World, row: LeavingRow) -> None:
-        went.append(await InstanceLifecycleStore(who.store).drain(row))
+        went.append(await InstanceRecoveryStore(who.store.connections).drain(row))
 
     async with world_of(database) as another, anyio.create_task_group() as tasks:
         for n, row in enumerate(rows):
@@ -285,11 +285,11 @@ async def test_after_its_deadline_a_drain_waits_for_no_minimum(world: World) -> 
         await drained(world, at, deadline=deadline)
         row = (await leaving(world))[instance]
         assert row.overdue is overdue_
-        assert not await InstanceLifecycleStore(world.store).drain(row)
+        assert not await InstanceRecoveryStore(world.store.connections).drain(row)
     await drained(world, at, deadline="2020-01-01T00:00:00Z")
     row = (await leaving(world))[instance]
     assert row.overdue
-    assert await InstanceLifecycleStore(world.store).drain(row)
+    assert await InstanceRecoveryStore(world.store.connections).drain(row)
 
 
 async def test_a_drain_that_was_called_off_moves_nothing_more(world: World) -> None:
@@ -298,6 +298,6 @@ async def test_a_drain_that_was_called_off_moves_nothing_more(world: World) -> N
     await drained(world, at)
     row = (await leaving(world))[instance]
     await world.update("workers", at[0], state="READY")
-    assert not await InstanceLifecycleStore(world.store).drain(row)
-    assert not await InstanceLifecycleStore(world.store).drain(replace(row, epoch=7))
+    assert not await InstanceRecoveryStore(world.store.connections).drain(row)
+    assert not await InstanceRecoveryStore(world.store.connections).drain(replace(row, epoch=7))
     assert (await world.row("model_instances", instance))["state"] == "STARTING"

@@ -8,10 +8,10 @@ import pytest
 
 from gpustackd.demo.models.examples import folder
 from gpustackd.errors import Refused
-from gpustackd.store.audit.audit import audit_on
+from gpustackd.store.audit.audit import audit
 from gpustackd.store.documents.apply import Applied, apply_documents
 from gpustackd.store.documents.reading import read_documents
-from gpustackd.store.postgres.inventory import Connection, connected
+from gpustackd.store.postgres.connect import Connection, connected
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +103,7 @@ async def allocated(connection: Connection) -> dict[str, int]:
 
 
 async def assert_clean(connection: Connection) -> None:
-    assert (await audit_on(connection)).breaches == ()
+    assert (await audit(connection)).breaches == ()
 
 
 async def test_what_is_new_is_created_and_what_is_the_same_is_left_alone(connection: Connection) -> None:
@@ -231,7 +231,7 @@ async def test_what_does_not_fit_is_refused_with_the_card_and_the_bytes(connecti
     rival = RUNNING.replace("i1", "i2").replace("[0, 1]", "[1]").replace("{0: 20GiB, 1: 20GiB}", "{1: 4GiB}")
     said = await refusal(connection, "kind: Cluster\nname: extra\n---" + rival)
     assert "document 2 (ModelInstance i2), computed_resource_claim: it does not fit on w1:cuda:1" in said
-    assert f"{4 * GIB} bytes are wanted, {3 * GIB} of {23 * GIB} are free" in said
+    assert f"{4 * GIB} bytes are needed, {3 * GIB} of {23 * GIB} are free" in said
     assert await one(connection, "SELECT count(*) FROM clusters WHERE name = 'extra'") == 0
     assert await one(connection, "SELECT count(*) FROM model_instances") == 1
     await assert_clean(connection)
@@ -240,19 +240,19 @@ async def test_what_does_not_fit_is_refused_with_the_card_and_the_bytes(connecti
 async def test_ram_that_is_not_there_refuses_as_well(connection: Connection) -> None:
     await apply(connection, FLEET)
     said = await refusal(connection, RUNNING.replace("ram: 2GiB", "ram: 61GiB"))
-    assert f"does not fit into the RAM of worker w1: {61 * GIB} bytes are wanted, {60 * GIB}" in said
+    assert f"does not fit into the RAM of worker w1: {61 * GIB} bytes are needed, {60 * GIB}" in said
     pooled = (
         RUNNING.replace("w1", "pool").replace("[0, 1]", "[0]").replace("{0: 20GiB, 1: 20GiB}", "{0: 100GiB}")
     )
     said = await refusal(connection, pooled.replace("ram: 2GiB", "ram: 29GiB"))
-    assert f"RAM of worker pool: {129 * GIB} bytes are wanted, {128 * GIB} of" in said
+    assert f"RAM of worker pool: {129 * GIB} bytes are needed, {128 * GIB} of" in said
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (("worker: w1", "worker: w7"), "worker: there is no worker w7"),
-        (("worker: w1\n", ""), "worker: is missing beside the other fields of a placement"),
+        (("worker: w1\n", ""), "worker: is missing, while other fields of a placement are there"),
         (("[0, 1]", "[0, 2]"), "gpu_indexes: are [0, 2], but computed_resource_claim.vram is for [0, 1]"),
         (("gpu_type: cuda", "gpu_type: rocm"), "worker w1 has no rocm GPU 0 (it has none)"),
         (("gpu_type: cuda\n", ""), "gpu_type: is missing"),
@@ -329,7 +329,7 @@ async def test_an_instance_keeps_its_model(connection: Connection) -> None:
 async def test_a_new_instance_that_runs_must_say_where(connection: Connection) -> None:
     await apply(connection, FLEET)
     said = await refusal(connection, "kind: ModelInstance\nname: i1\nmodel: m\nstate: RUNNING")
-    assert "state: a new instance that is RUNNING must name its place" in said
+    assert "state: a new instance in state RUNNING must name its place" in said
 
 
 async def test_a_model_file_goes_by_the_model_it_belongs_to(connection: Connection) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpustackd.store.audit.audit import RULES
+from gpustackd.store.audit.rules import RULES, TITLES
 from tests.integration.world import GIB, World
 
 pytestmark = pytest.mark.anyio
@@ -126,11 +126,12 @@ async def test_subordinates_are_looked_at_as_well(world: World) -> None:
     assert {b.rule for b in (await world.audit()).breaches} == {4}
 
 
-async def test_a_flood_of_breaches_is_cut_and_every_rule_is_numbered_as_in_the_contract(world: World) -> None:
+async def test_a_flood_of_breaches_is_cut_and_every_rule_has_a_title_and_a_name(world: World) -> None:
     for _ in range(5):
         await world.worker(GIB)
     await world.sql.execute("SET session_replication_role = replica")
     await world.sql.execute("UPDATE gpu_devices SET vram_allocated = 1")
     found = await world.audit(limit=2)
     assert len(found.breaches) == 2
-    assert {rule for rule, _, _ in RULES} == set(range(1, 8))
+    assert {rule.number for rule in RULES} == TITLES.keys() == set(range(1, 8))
+    assert len({rule.name for rule in RULES}) == len(RULES)

@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gpustackd.store.audit.audit import audit_on
+from gpustackd.store.audit.audit import audit
 from tests.bench import ceiling
 from tests.bench.daemons import replicas
 from tests.bench.demands import write_models
@@ -52,7 +52,7 @@ async def test_the_ceiling_writes_what_the_daemon_wrote(database: str, tmp_path:
         assert found.placed == 14
         assert found.rate > 0
         assert [await stage.sql.fetch(sql) for sql in pictures] == before
-        assert (await audit_on(stage.sql)).breaches == ()
+        assert (await audit(stage.sql)).breaches == ()
 
 
 def test_a_ratio_of_one_or_more_reaches_the_bound_whichever_way_is_good() -> None:

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.anyio
 async def test_what_the_driver_gives_up_counts_as_the_database_lost_and_the_next_use_works(
     world: World, error: Exception, committing: bool
 ) -> None:
+    connections = world.store.connections
+    acquire = connections.acquire_for_commit if committing else connections.acquire
     with pytest.raises(DatabaseUnavailable):
-        async with world.store.connection(committing=committing):
+        async with acquire():
             raise error
     assert (await world.store.health()).writable

@@ -151,7 +151,7 @@ async def test_the_feed_reads_changed_rows_by_their_index(world: World) -> None:
         await world.worker(*[GIB] * 8)
     await world.sql.execute("ANALYZE gpu_devices; ANALYZE workers; SET enable_seqscan = off")
     mark = (await world.store.fleet_changes(None)).mark
-    from gpustackd.store.postgres.reading import _GPUS, _SINCE
+    from gpustackd.store.postgres.store import _GPUS, _SINCE
 
     plan = await world.sql.fetch("EXPLAIN " + _GPUS.format(where=_SINCE.format("g")), mark)
     assert any("gpu_devices_changed_in_idx" in r[0] for r in plan)

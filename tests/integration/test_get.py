@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gpustackd.store.postgres.inventory import connected
+from gpustackd.store.postgres.connect import connected
 from tests.command_line import Command, command_in_process
 
 FLEET = """

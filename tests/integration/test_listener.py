@@ -14,7 +14,7 @@ import pytest
 from gpustackd.errors import Contended, DatabaseUnavailable
 from gpustackd.ports import Wake
 from gpustackd.store.postgres.connect import connect
-from gpustackd.store.postgres.listen import Hearing, Listener
+from gpustackd.store.postgres.listen import Listener, ListenerStatus
 from gpustackd.store.postgres.store import PostgresStore
 from tests.integration.world import World, world_of
 from tests.waiting import soon, until
@@ -30,7 +30,7 @@ class Watched:
     def __init__(self, url: str, probe: Any, **options: Any) -> None:
         self.wakes: asyncio.Queue[Wake] = asyncio.Queue()
         self.states: asyncio.Queue[bool] = asyncio.Queue()
-        defaults = {"probe_interval": 0.05, "probe_timeout": 2.0, "retry": 0.01, "retry_most": 0.05}
+        defaults = {"probe_interval": 0.05, "probe_timeout": 2.0, "retry": 0.01, "max_retry": 0.05}
         self.listener = Listener(
             url,
             replica="test-1",
@@ -46,13 +46,13 @@ class Watched:
     async def change(self) -> bool:
         return await soon(self.states.get(), "a change between listening and not")
 
-    async def until(self, enough: Callable[[Hearing], bool]) -> Hearing:
+    async def until(self, enough: Callable[[ListenerStatus], bool]) -> ListenerStatus:
         await until(
-            lambda: enough(self.listener.hearing),
+            lambda: enough(self.listener.status),
             "what the listener says of itself",
-            shows=lambda: str(self.listener.hearing),
+            shows=lambda: str(self.listener.status),
         )
-        return self.listener.hearing
+        return self.listener.status
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def test_it_asks_for_a_full_look_once_it_hears_and_then_passes_on_what_is_
         assert await watched.change() is True
         instance = await world.instance()
         assert await watched.wake() == Wake("created", (instance,))
-        assert watched.listener.hearing == Hearing(listening=True)
+        assert watched.listener.status == ListenerStatus(listening=True)
 
 
 async def test_a_terminated_backend_is_replaced_and_asks_for_a_full_look(world: World) -> None:
@@ -145,7 +145,7 @@ async def test_a_terminated_backend_is_replaced_and_asks_for_a_full_look(world: 
         await world.sql.execute("SELECT pg_terminate_backend($1)", pid)
         assert await watched.wake() == OVERFLOW
         assert [await watched.change() for _ in range(3)] == [True, False, True]
-        assert watched.listener.hearing.reconnects == 1
+        assert watched.listener.status.reconnects == 1
         instance = await world.instance()
         assert await watched.wake() == Wake("created", (instance,))
 
@@ -163,7 +163,7 @@ async def test_a_connection_that_falls_silent_is_found_by_its_probe_and_replaced
         proxy.silent = False  # for connections from now on
         assert await watched.change() is True
         assert await watched.wake() == OVERFLOW
-        assert watched.listener.hearing.reconnects >= 1
+        assert watched.listener.status.reconnects >= 1
 
 
 async def test_a_server_that_falls_silent_amid_connecting_is_given_up_too(world: World) -> None:
@@ -202,7 +202,7 @@ async def test_a_server_that_is_not_there_is_tried_again(world: World) -> None:
         proxy.refuse = True
         async with running(through, world.store.notify) as watched:
             await until(lambda: proxy.connections >= 3, "a third connection is tried")
-            assert not watched.listener.hearing.listening
+            assert not watched.listener.status.listening
             proxy.refuse = False
             assert await watched.wake() == OVERFLOW
 

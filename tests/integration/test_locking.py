@@ -15,7 +15,7 @@ import pytest
 from gpustackd.domain.outcome import Part
 from gpustackd.errors import Contended
 from gpustackd.ports import CommitCode, Proposal
-from gpustackd.store.postgres import ledger
+from gpustackd.store.postgres import commit_call
 from gpustackd.store.postgres.store import PostgresStore
 from tests.integration.world import GIB, World, connected, world_of
 from tests.waiting import blocked, elapse, until
@@ -202,10 +202,10 @@ async def test_users_statements_against_running_commits_never_fail(
 
 async def test_time_outs_of_the_commit_connection_outlive_its_return_to_the_pool(world: World) -> None:
     for _ in range(2):
-        async with world.store.connection(committing=True) as connection:
+        async with world.store.connections.acquire_for_commit() as connection:
             assert await connection.fetchval("SHOW lock_timeout") == "300ms"
             assert await connection.fetchval("SHOW statement_timeout") == "800ms"
-        async with world.store.connection() as connection:
+        async with world.store.connections.acquire() as connection:
             assert await connection.fetchval("SHOW lock_timeout") == "5s"
 
 
@@ -232,7 +232,7 @@ async def test_a_commit_yields_to_a_users_open_change_and_the_rest_of_its_batch_
 
 async def commit_in(sql: Any, world: World, proposal: Proposal) -> None:
     """The commit statement inside a transaction that stays open."""
-    assert await sql.fetch(ledger.COMMIT_SQL, *ledger.commit_arguments(world.owner, "r1", [proposal])) == []
+    assert await sql.fetch(commit_call.SQL, *commit_call.arguments(world.owner, "r1", [proposal])) == []
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from urllib.parse import quote
 
 import asyncpg
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from gpustackd.errors import DatabaseUnavailable, UsageError, WrongRevision
 from gpustackd.store.postgres import migrate as schema
-from gpustackd.store.postgres.revision import HEAD, judge
+from gpustackd.store.postgres.revision import HEAD, REVISIONS, check_revision
 from tests.integration.world import GIB, world_of
 from tests.schema import difference
 from tests.waiting import listening, soon, until
@@ -86,8 +88,11 @@ async def test_up_down_and_up_again_is_the_same_schema_and_down_leaves_nothing(e
     assert await schema.on_connection(url, difference) == []
 
 
-async def test_the_build_names_the_newest_revision_of_its_folder() -> None:
-    assert schema.head() == HEAD
+async def test_the_build_names_the_revisions_of_its_folder() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(schema.scripts()))
+    steps = ScriptDirectory.from_config(config).walk_revisions()
+    assert tuple(s.revision for s in steps)[::-1] == REVISIONS
 
 
 async def test_the_printed_statements_make_the_same_schema(empty_database: str, database: str) -> None:
@@ -253,7 +258,7 @@ def newer_build(folder: Path) -> Path:
         "    op.drop_column('models', 'more')\n"
     )
     file = folder / "gpustackd/store/postgres/revision.py"
-    file.write_text(file.read_text().replace(f'HEAD = "{HEAD}"', 'HEAD = "0002"'))
+    file.write_text(file.read_text().replace(f'REVISIONS = ("{HEAD}",)', f'REVISIONS = ("{HEAD}", "0002")'))
     return folder
 
 
@@ -264,7 +269,7 @@ from gpustackd.store.postgres import migrate, revision
 said = {}
 if "judge" in sys.argv:
     try:
-        revision.judge(anyio.run(migrate.current, sys.argv[1]))
+        revision.check_revision(anyio.run(migrate.current, sys.argv[1]))
         said["judged"] = "fine"
     except GpustackdError as error:
         said |= {"judged": str(error), "exit_code": error.exit_code}
@@ -298,7 +303,7 @@ async def test_an_older_and_a_newer_schema_are_each_called_so(database: str, tmp
     assert (await asyncio.to_thread(ask, build, database))["moved"] == [HEAD, "0002"]
     assert (await asyncio.to_thread(ask, build, database, "judge"))["judged"] == "fine"
     with pytest.raises(WrongRevision, match=rf"newer \(0002\) than this build \({HEAD}\)") as newer:
-        judge(await schema.current(database))
+        check_revision(await schema.current(database))
     assert newer.value.exit_code == 3
     assert "upgrade" in newer.value.remedy
     with pytest.raises(WrongRevision, match="newer"):  # an old build changes nothing
@@ -306,13 +311,13 @@ async def test_an_older_and_a_newer_schema_are_each_called_so(database: str, tmp
     assert await schema.current(database) == "0002"
 
     assert (await asyncio.to_thread(ask, build, database, HEAD))["moved"] == ["0002", HEAD]
-    judge(await schema.current(database))
+    check_revision(await schema.current(database))
     assert await schema.on_connection(database, difference) == []
 
 
 async def test_no_schema_at_all_is_said_too(empty_database: str) -> None:
     with pytest.raises(WrongRevision, match="no gpustackd schema") as absent:
-        judge(await schema.current(empty_database))
+        check_revision(await schema.current(empty_database))
     assert absent.value.exit_code == 3
 
 
@@ -356,4 +361,4 @@ async def test_a_statement_timeout_of_the_database_does_not_cut_a_migration_shor
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET statement_timeout = 2', current_database());"
         " END $$",
     )
-    assert await schema.migrate(empty_database) == (None, schema.head())
+    assert await schema.migrate(empty_database) == (None, HEAD)

@@ -10,7 +10,7 @@ import pytest
 
 from gpustackd.ports import ReplicaSnapshot, SyncResult
 from gpustackd.replicas.sync_plan import NewInstances, SyncPlan
-from gpustackd.store.postgres.replicas import PostgresReplicas
+from gpustackd.store.postgres.replicas import PostgresReplicaStore
 from tests.integration.world import GIB, World, connected
 from tests.waiting import Ear, listening
 
@@ -24,11 +24,11 @@ async def ear(world: World) -> AsyncIterator[Ear]:
 
 
 @pytest.fixture
-def kept(world: World) -> PostgresReplicas:
-    return PostgresReplicas(world.store)
+def kept(world: World) -> PostgresReplicaStore:
+    return PostgresReplicaStore(world.store.connections)
 
 
-async def seen(kept: PostgresReplicas, model: int) -> ReplicaSnapshot:
+async def seen(kept: PostgresReplicaStore, model: int) -> ReplicaSnapshot:
     found = await kept.replicas(model)
     assert found is not None
     return found
@@ -78,7 +78,7 @@ async def test_numbers_are_told_by_model_and_those_without_one_tell_nothing(worl
 
 
 async def test_steps_are_written_as_a_whole_and_tell_the_scheduler_alone(
-    world: World, ear: Ear, kept: PostgresReplicas
+    world: World, ear: Ear, kept: PostgresReplicaStore
 ) -> None:
     model = await world.model(name="m", replicas=3)
     before = await world.instance(model)
@@ -101,7 +101,9 @@ async def test_steps_are_written_as_a_whole_and_tell_the_scheduler_alone(
     assert await ear.heard() == []
 
 
-async def test_nothing_is_written_once_anything_is_otherwise(world: World, kept: PostgresReplicas) -> None:
+async def test_nothing_is_written_once_anything_is_otherwise(
+    world: World, kept: PostgresReplicaStore
+) -> None:
     worker, _ = await world.worker(80 * GIB)
     model = await world.model(name="m", replicas=1)
     ids = [await running(world, model, worker) for _ in range(3)]
@@ -147,7 +149,7 @@ async def test_nothing_is_written_once_anything_is_otherwise(world: World, kept:
 
 
 async def test_whoever_holds_the_model_or_a_row_is_not_waited_for(
-    world: World, kept: PostgresReplicas
+    world: World, kept: PostgresReplicaStore
 ) -> None:
     model = await world.model(name="m", replicas=1)
     ids = [await world.instance(model) for _ in range(2)]
@@ -167,7 +169,7 @@ async def test_whoever_holds_the_model_or_a_row_is_not_waited_for(
         other.terminate()
 
 
-async def test_draining_is_written_and_taken_back(world: World, kept: PostgresReplicas) -> None:
+async def test_draining_is_written_and_taken_back(world: World, kept: PostgresReplicaStore) -> None:
     worker, _ = await world.worker(80 * GIB)
     model = await world.model(name="m", replicas=1)
     ids = [await running(world, model, worker) for _ in range(2)]
@@ -186,7 +188,7 @@ async def test_draining_is_written_and_taken_back(world: World, kept: PostgresRe
 
 
 async def test_a_schedules_number_is_written_only_while_it_stands(
-    world: World, kept: PostgresReplicas
+    world: World, kept: PostgresReplicaStore
 ) -> None:
     model = await world.model(name="m", scaling_schedule={"enabled": True})
     assert await kept.out_of_sync(None) == [model]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpustackd.ports import Wake
-from gpustackd.store.postgres.listen import parse
+from gpustackd.store.postgres.listen import parse_notification
 from tests.integration.world import GIB, World
 from tests.waiting import Ear, listening
 
@@ -25,7 +25,7 @@ async def test_one_insert_is_one_notification_with_its_id(world: World, ear: Ear
     assert await ear.heard() == []  # a model alone is nothing to do
     instance = await world.instance(model)
     assert await ear.heard() == [f"created {instance}"]
-    assert parse(f"created {instance}") == Wake("created", (instance,))
+    assert parse_notification(f"created {instance}") == Wake("created", (instance,))
 
 
 async def test_many_rows_of_one_statement_are_one_notification_of_bounded_size(
@@ -37,11 +37,11 @@ async def test_many_rows_of_one_statement_are_one_notification_of_bounded_size(
     )
     await world.sql.execute(statement, "few", model, 300)
     (payload,) = await ear.heard()
-    assert len(parse(payload).ids) == 300
+    assert len(parse_notification(payload).ids) == 300
     assert len(payload) < 8000
     await world.sql.execute(statement, "many", model, 5000)
     assert await ear.heard() == ["created"]  # look yourself
-    assert parse("created") == Wake("created", ())
+    assert parse_notification("created") == Wake("created", ())
 
 
 async def test_a_notification_of_300_long_ids_still_fits(world: World, ear: Ear) -> None:
@@ -51,7 +51,7 @@ async def test_a_notification_of_300_long_ids_still_fits(world: World, ear: Ear)
         " SELECT 9223372036854775000 + n, 'i' || n, $1 FROM generate_series(1, 300) n",
         model,
     )
-    assert [len(parse(p).ids) for p in await ear.heard()] == [300]
+    assert [len(parse_notification(p).ids) for p in await ear.heard()] == [300]
 
 
 async def test_a_statement_that_inserts_nothing_or_is_rolled_back_says_nothing(
@@ -206,4 +206,4 @@ async def test_a_marked_row_that_fits_again_is_told(world: World, ear: Ear) -> N
 
 
 def test_a_payload_that_nobody_understands_asks_for_a_full_look() -> None:
-    assert parse("created 1,two") == Wake("overflow")
+    assert parse_notification("created 1,two") == Wake("overflow")

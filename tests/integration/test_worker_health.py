@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from gpustackd.domain.timeouts import Timeouts
-from gpustackd.store.postgres.health import Doubt, WorkerHealthStore
-from gpustackd.store.postgres.lifecycle import InstanceLifecycleStore
+from gpustackd.store.postgres.instance_recovery import InstanceRecoveryStore
+from gpustackd.store.postgres.worker_health import MassOutage, WorkerHealthStore
 from tests.integration.world import GIB, World, world_of
 from tests.waiting import until
 
@@ -25,7 +25,7 @@ TAKEN = ("INITIALIZING", "DOWNLOADING", "STARTING", "RUNNING")
 
 
 def health(world: World) -> WorkerHealthStore:
-    return WorkerHealthStore(world.store, SPANS)
+    return WorkerHealthStore(world.store.connections, SPANS)
 
 
 async def beat(world: World, *workers: int, ago: float = 0.0) -> None:
@@ -103,7 +103,7 @@ async def test_a_worker_without_a_heartbeat_is_never_aged(world: World) -> None:
     host = await world.worker(80 * GIB)
     instance = await on(world, host)
     await health(world).sweep(LONG)
-    assert await health(world).leave_workers(LONG) == []
+    assert await health(world).evict_from_lost_workers(LONG) == []
     assert (await state(world, host[0]), (await world.row("model_instances", instance))["state"]) == (
         "READY",
         "RUNNING",
@@ -139,19 +139,19 @@ async def test_what_a_silent_worker_had_taken_is_unreachable_then_placed_anew(wo
     untouched = await on(world, other)
     await beat(world, one[0], ago=160)
     await health(world).sweep(LONG)
-    moved = await health(world).leave_workers(LONG)
+    moved = await health(world).evict_from_lost_workers(LONG)
     assert {(m.kind, m.id) for m in moved} == {("unreachable", i) for i in (instance, *others)}
     row = await world.row("model_instances", instance)
     assert (row["state"], row["worker_id"]) == ("UNREACHABLE", one[0])
     assert re.search(r"NOT_READY \(no heartbeat for 1[67]\d s\)", row["state_message"])
-    assert await health(world).leave_workers(LONG) == []
+    assert await health(world).evict_from_lost_workers(LONG) == []
     await beat(world, one[0], ago=301)
-    moved = await health(world).leave_workers(LONG)
+    moved = await health(world).evict_from_lost_workers(LONG)
     assert {(m.kind, m.id) for m in moved} == {("evicted", i) for i in (instance, *others)}
     row = await world.row("model_instances", instance)
     assert (row["state"], row["worker_id"], row["placement_epoch"]) == ("PENDING", None, 2)
     assert await world.allocated(one[1][0]) == 0
-    assert await health(world).leave_workers(LONG) == []
+    assert await health(world).evict_from_lost_workers(LONG) == []
     assert (await world.row("model_instances", untouched))["state"] == "RUNNING"
     await world.clean()
 
@@ -161,9 +161,9 @@ async def test_scheduled_and_failed_instances_of_a_lost_worker_are_placed_anew_t
     scheduled, failed = await on(world, one, state="SCHEDULED"), await on(world, one, state="ERROR")
     await beat(world, one[0], ago=200)
     await health(world).sweep(LONG)
-    assert await health(world).leave_workers(LONG) == []
+    assert await health(world).evict_from_lost_workers(LONG) == []
     await beat(world, one[0], ago=400)
-    assert {m.id for m in await health(world).leave_workers(LONG)} == {scheduled, failed}
+    assert {m.id for m in await health(world).evict_from_lost_workers(LONG)} == {scheduled, failed}
     await world.clean()
 
 
@@ -174,7 +174,7 @@ async def test_an_instance_over_several_workers_is_placed_anew_as_a_whole_once_a
     instance, alone = await on(world, main, sub), await on(world, sub)
     await beat(world, sub[0], ago=160)
     await health(world).sweep(LONG)
-    moved = {m.id: m.kind for m in await health(world).leave_workers(LONG)}
+    moved = {m.id: m.kind for m in await health(world).evict_from_lost_workers(LONG)}
     assert moved == {instance: "evicted", alone: "unreachable"}
     assert await world.ledger(instance) == []
     assert await world.allocated(main[1][0]) == 0
@@ -187,7 +187,7 @@ async def test_a_heartbeat_that_comes_before_the_eviction_stops_it(world: World)
     await beat(world, one[0], ago=400)
     await health(world).sweep(LONG)
     await beat(world, one[0])
-    assert await health(world).leave_workers(LONG) == []
+    assert await health(world).evict_from_lost_workers(LONG) == []
     assert (await world.row("model_instances", instance))["state"] == "RUNNING"
 
 
@@ -203,7 +203,7 @@ async def test_a_heartbeat_under_way_is_waited_for_and_believed(world: World, da
         moved: list[Any] = []
 
         async def leave() -> None:
-            moved.extend(await health(world).leave_workers(LONG))
+            moved.extend(await health(world).evict_from_lost_workers(LONG))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(leave)
@@ -225,7 +225,7 @@ async def test_two_sweeps_at_once_evict_once(world: World, database: str) -> Non
     async with world_of(database) as another, anyio.create_task_group() as tasks:
         for who in (world, another):
             for _ in range(2):
-                tasks.start_soon(health(who).leave_workers, LONG)
+                tasks.start_soon(health(who).evict_from_lost_workers, LONG)
     rows = await world.sql.fetch("SELECT state, placement_epoch FROM model_instances")
     assert {tuple(r) for r in rows} == {("PENDING", 2)}
     assert len(rows) == len(instances)
@@ -237,7 +237,7 @@ async def test_states_set_by_others_are_believed_after_the_reschedule_grace(worl
     instance, waits = await on(world, one), await on(world, other)
     await world.update("workers", one[0], state="NOT_READY", state_message="being repaired")
     await world.update("workers", other[0], state="UNREACHABLE")
-    moved = await health(world).leave_workers(LONG)
+    moved = await health(world).evict_from_lost_workers(LONG)
     assert {(m.id, m.kind) for m in moved} == {(instance, "unreachable"), (waits, "unreachable")}
     for seconds, gone in ((300 - SLACK, set()), (301, {instance}), (900 - SLACK, set()), (901, {waits})):
         await world.sql.execute(
@@ -245,7 +245,7 @@ async def test_states_set_by_others_are_believed_after_the_reschedule_grace(worl
             " WHERE state <> 'READY'",
             seconds,
         )
-        assert {m.id for m in await health(world).leave_workers(LONG)} == gone, seconds
+        assert {m.id for m in await health(world).evict_from_lost_workers(LONG)} == gone, seconds
     row = await world.row("model_instances", instance)
     assert "is NOT_READY (being repaired)" in row["state_message"]
 
@@ -256,7 +256,7 @@ async def test_maintenance_prevents_aging_and_eviction(world: World) -> None:
     await world.update("workers", one[0], state="MAINTENANCE")
     await beat(world, one[0], ago=5000)
     await health(world).sweep(LONG)
-    assert await health(world).leave_workers(LONG) == []
+    assert await health(world).evict_from_lost_workers(LONG) == []
     assert (await world.row("model_instances", instance))["state"] == "RUNNING"
 
 
@@ -271,15 +271,15 @@ async def test_more_than_55_percent_and_three_workers_at_once_evict_nobody(world
     far = await on(world, elsewhere[0])
     await beat(world, *[w for w, _ in hosts[:6]], elsewhere[0][0], ago=600)
     census = await health(world).sweep(LONG)
-    assert census.doubts == (Doubt("east", 6, 10),)
+    assert census.outages == (MassOutage("east", 6, 10),)
     assert len(census.silent) == 7
     # the other cluster lost one of two, and is believed
-    assert [m.id for m in await health(world).leave_workers(LONG)] == [far]
+    assert [m.id for m in await health(world).evict_from_lost_workers(LONG)] == [far]
     assert {(await world.row("model_instances", i))["state"] for i in instances} == {"RUNNING"}
     # one of them returns: five of ten are no more than half
     await beat(world, hosts[0][0])
-    assert (await health(world).sweep(LONG)).doubts == ()
-    assert {m.id for m in await health(world).leave_workers(LONG)} == set(instances[1:6])
+    assert (await health(world).sweep(LONG)).outages == ()
+    assert {m.id for m in await health(world).evict_from_lost_workers(LONG)} == set(instances[1:6])
     await world.clean()
 
 
@@ -291,7 +291,7 @@ async def test_the_share_counts_from_three_workers_on(
 ) -> None:
     hosts = await fleet(world, workers)
     await beat(world, *[w for w, _ in hosts[:silent]], ago=400)
-    assert bool((await health(world).sweep(LONG)).doubts) is doubted
+    assert bool((await health(world).sweep(LONG)).outages) is doubted
 
 
 async def test_workers_that_were_given_up_do_not_count_against_those_that_fall_silent_later(
@@ -305,8 +305,8 @@ async def test_workers_that_were_given_up_do_not_count_against_those_that_fall_s
     assert await world.sql.fetchval("SELECT count(*) FROM workers WHERE lost_at IS NOT NULL") == 4
     await beat(world, hosts[7][0], hosts[8][0], ago=400)
     census = await health(world).sweep(LONG)
-    assert (census.doubts, census.down) == ((), 2)
-    assert [m.id for m in await health(world).leave_workers(LONG)] == [instance]
+    assert (census.outages, census.down) == ((), 2)
+    assert [m.id for m in await health(world).evict_from_lost_workers(LONG)] == [instance]
     await beat(world, hosts[0][0])
     assert (await world.row("workers", hosts[0][0]))["lost_at"] is None
 
@@ -318,8 +318,8 @@ async def test_workers_that_never_came_up_or_are_said_to_be_gone_are_no_mass_los
     for n, state in enumerate(["DELETING", "ERROR", "NOT_READY", "NOT_READY", "UNREACHABLE", "PROVISIONING"]):
         await world.update("workers", ids[n], state=state)
     await beat(world, *ids[:6], ids[8], ago=5000)
-    assert (await health(world).sweep(LONG)).doubts == ()
-    assert {m.id for m in await health(world).leave_workers(LONG)} == {gone, instance}
+    assert (await health(world).sweep(LONG)).outages == ()
+    assert {m.id for m in await health(world).evict_from_lost_workers(LONG)} == {gone, instance}
 
 
 async def test_nothing_is_marked_or_evicted_for_a_time_that_nobody_watched(world: World) -> None:
@@ -327,13 +327,13 @@ async def test_nothing_is_marked_or_evicted_for_a_time_that_nobody_watched(world
     instance = await on(world, one)
     await beat(world, one[0], ago=600)
     found = health(world)
-    assert (await found.sweep(SPANS.seen - 1)).silent == ()
-    assert await found.leave_workers(SPANS.seen - 1) == []
-    assert len((await found.sweep(SPANS.seen)).silent) == 1
-    assert await found.leave_workers(SPANS.grace - 1) == []
-    assert [m.kind for m in await found.leave_workers(SPANS.grace)] == ["unreachable"]
-    assert await found.leave_workers(SPANS.reschedule - 1) == []
-    assert [m.kind for m in await found.leave_workers(SPANS.reschedule)] == ["evicted"]
+    assert (await found.sweep(SPANS.min_watched - 1)).silent == ()
+    assert await found.evict_from_lost_workers(SPANS.min_watched - 1) == []
+    assert len((await found.sweep(SPANS.min_watched)).silent) == 1
+    assert await found.evict_from_lost_workers(SPANS.grace - 1) == []
+    assert [m.kind for m in await found.evict_from_lost_workers(SPANS.grace)] == ["unreachable"]
+    assert await found.evict_from_lost_workers(SPANS.reschedule - 1) == []
+    assert [m.kind for m in await found.evict_from_lost_workers(SPANS.reschedule)] == ["evicted"]
     assert (await world.row("model_instances", instance))["state"] == "PENDING"
 
 
@@ -343,14 +343,14 @@ async def test_a_sweep_that_comes_late_after_its_look_at_the_clock_has_watched_n
     await beat(world, one[0], ago=600)
     found = health(world)
     await found.clock()
-    found._asked -= SPANS.gap + 1  # as if everything had stood still since
+    found._clock_read -= SPANS.max_gap + 1  # as if everything had stood still since
     assert (await found.sweep(LONG)).silent == ()
     await found.clock()
     assert len((await found.sweep(LONG)).silent) == 1
-    found._asked -= SPANS.gap + 1
-    assert await found.leave_workers(LONG) == []
+    found._clock_read -= SPANS.max_gap + 1
+    assert await found.evict_from_lost_workers(LONG) == []
     await found.clock()
-    assert len(await found.leave_workers(LONG)) == 1
+    assert len(await found.evict_from_lost_workers(LONG)) == 1
 
 
 async def test_moments_that_are_none_trip_nobody(world: World) -> None:
@@ -364,9 +364,11 @@ async def test_moments_that_are_none_trip_nobody(world: World) -> None:
         "UPDATE model_instances SET last_restart_time = 'infinity', state_since = '-infinity'"
     )
     assert len((await health(world).sweep(LONG)).silent) == 1
-    assert [m.id for m in await health(world).leave_workers(LONG)] == [gone]
-    assert [(r.id, r.since) for r in await InstanceLifecycleStore(world.store).failed()] == [(failed, 0)]
-    assert await health(world).overdue(LONG) == []
+    assert [m.id for m in await health(world).evict_from_lost_workers(LONG)] == [gone]
+    assert [(r.id, r.since) for r in await InstanceRecoveryStore(world.store.connections).failed()] == [
+        (failed, 0)
+    ]
+    assert await health(world).requeue_overdue(LONG) == []
     assert (await world.row("model_instances", kept))["state"] == "RUNNING"
 
 
@@ -379,6 +381,6 @@ async def test_many_instances_go_in_bites(world: World) -> None:
     await world.commit(*[await world.proposal(c, part) for c in claims])
     await beat(world, one[0], ago=400)
     await health(world).sweep(LONG)
-    found = [len(await health(world).leave_workers(LONG)) for _ in range(3)]
+    found = [len(await health(world).evict_from_lost_workers(LONG)) for _ in range(3)]
     assert found == [100, 30, 0]
     await world.clean()

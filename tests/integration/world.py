@@ -13,7 +13,7 @@ import asyncpg
 
 from gpustackd.domain.outcome import Check, Cure, NoFit, Part, Placed, Placement, Reason
 from gpustackd.ports import Claim, CommitResult, Proposal, Refusal
-from gpustackd.store.audit.audit import Audit, audit_on
+from gpustackd.store.audit.audit import AuditReport, audit
 from gpustackd.store.postgres.store import PostgresStore
 
 GIB = 2**30
@@ -107,8 +107,8 @@ class World:
             list(ids),
         )
 
-    async def audit(self, limit: int = 1000) -> Audit:
-        return await audit_on(self.sql, limit)
+    async def audit(self, limit: int = 1000) -> AuditReport:
+        return await audit(self.sql, limit)
 
     async def clean(self) -> None:
         """Every rule of the contract holds."""

@@ -242,13 +242,13 @@ def stored(text: str) -> MemoryStore:
     for w in positions(drawn).tolist():
         row = drawn.row(w)
         reserve = row.vram_reserved if row.unified_memory else 0
-        worker = store.insert(
+        worker = store.database.insert(
             "workers", name=row.name, state=row.state, unified_memory=row.unified_memory,
             ram_total=row.ram_capacity + reserve, vram_reserved=row.vram_reserved,
         )  # fmt: skip
         for gpu in drawn.gpu_rows.values():
             if gpu.worker_id == row.id:
-                store.insert("gpu_devices", worker_id=worker, index=gpu.index, type=gpu.type,
+                store.database.insert("gpu_devices", worker_id=worker, index=gpu.index, type=gpu.type,
                              vram_total=gpu.vram_total, schedulable=gpu.schedulable)  # fmt: skip
     return store
 
@@ -272,14 +272,14 @@ def test_ram_and_vram_that_are_committed_never_exceed_a_machine(text, wanted, po
     store, owner = stored(text), uuid4()
     on = seen(store)
     for n, each in enumerate(wanted):
-        model_id = store.insert("models", name=f"m{n}")
-        instance = store.insert("model_instances", name=f"i{n}", model_id=model_id)
+        model_id = store.database.insert("models", name=f"m{n}")
+        instance = store.database.insert("model_instances", name=f"i{n}", model_id=model_id)
         outcome = decide(on, each, Subject(instance, f"i{n}"), policy)
         if isinstance(outcome, NoFit):
             continue
         (claim,) = now(store.claim(owner, [(instance, 0)], 30))
         on.assume(outcome.placement, instance, model_id)
-        version = store.models_by_id[model_id].version
+        version = store.database.models[model_id].version
         (result,) = now(store.commit(owner, "r", [Proposal(claim, version, outcome)]))
         assert result.code is None
         on.confirm(instance)

@@ -20,7 +20,7 @@ from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.outcome import Cure, NoFit, Part, Placed, Placement, Reason
 from gpustackd.ports import Claim, CommitCode, Proposal, Refusal
 from gpustackd.store.memory.store import MemoryStore
-from gpustackd.store.postgres import ledger
+from gpustackd.store.postgres import commit_call
 from tests.integration.world import World, connected, world_of
 from tests.property.explorer import explore
 from tests.property.oracle import breaches
@@ -127,14 +127,17 @@ class Fleet:
     def __init__(self, replicas: int, instances: int, many: int, acts: tuple[str, ...] = ()) -> None:
         self.clock = Clock()
         self.store = MemoryStore(self.clock)
-        self.worker = self.store.insert("workers", name="w", state="READY", ram_total=100)
+        self.worker = self.store.database.insert("workers", name="w", state="READY", ram_total=100)
         self.gpus = [
-            self.store.insert("gpu_devices", worker_id=self.worker, index=n, type="cuda", vram_total=ROOM)
+            self.store.database.insert(
+                "gpu_devices", worker_id=self.worker, index=n, type="cuda", vram_total=ROOM
+            )
             for n in range(2)
         ]
-        self.model = self.store.insert("models", name="m")
+        self.model = self.store.database.insert("models", name="m")
         self.instances = [
-            self.store.insert("model_instances", name=f"i{n}", model_id=self.model) for n in range(instances)
+            self.store.database.insert("model_instances", name=f"i{n}", model_id=self.model)
+            for n in range(instances)
         ]
         self.replicas = [Replica(n, many) for n in range(replicas)]
         self.acts = [Actor(a) for a in acts]
@@ -150,7 +153,9 @@ class Fleet:
             self.acts[actor - len(self.replicas)].step(self)
 
     def placed(self) -> list[int]:
-        return [i.id for i in self.store.model_instances.values() if i.state is InstanceState.SCHEDULED]
+        return [
+            i.id for i in self.store.database.model_instances.values() if i.state is InstanceState.SCHEDULED
+        ]
 
     def drain(self) -> None:
         """All leases end, and one replica works until nothing changes any more."""
@@ -174,35 +179,35 @@ def crash(fleet: Fleet) -> None:
 
 
 def shrink(fleet: Fleet) -> None:
-    fleet.store.update("gpu_devices", fleet.gpus[0], vram_total=NEED - 1)
+    fleet.store.database.update("gpu_devices", fleet.gpus[0], vram_total=NEED - 1)
 
 
 def cordon(fleet: Fleet) -> None:
-    fleet.store.update("gpu_devices", fleet.gpus[1], schedulable=False)
+    fleet.store.database.update("gpu_devices", fleet.gpus[1], schedulable=False)
 
 
 def lose_gpu(fleet: Fleet) -> None:
-    fleet.store.delete("gpu_devices", fleet.gpus[0])
+    fleet.store.database.delete("gpu_devices", fleet.gpus[0])
 
 
 def lose_worker(fleet: Fleet) -> None:
-    fleet.store.delete("workers", fleet.worker)
+    fleet.store.database.delete("workers", fleet.worker)
 
 
 def delete_instance(fleet: Fleet) -> None:
-    fleet.store.delete("model_instances", fleet.instances[0])
+    fleet.store.database.delete("model_instances", fleet.instances[0])
 
 
 def delete_model(fleet: Fleet) -> None:
-    fleet.store.delete("models", fleet.model)
+    fleet.store.database.delete("models", fleet.model)
 
 
 def edit_model(fleet: Fleet) -> None:
-    fleet.store.update("models", fleet.model, backend="SGLang")
+    fleet.store.database.update("models", fleet.model, backend="SGLang")
 
 
 def less_ram(fleet: Fleet) -> None:
-    fleet.store.update("workers", fleet.worker, ram_total=RAM)
+    fleet.store.database.update("workers", fleet.worker, ram_total=RAM)
 
 
 ACTS: dict[str, Callable[[Fleet], None]] = {
@@ -221,18 +226,20 @@ def sound(fleet: Fleet) -> None:
 def run(replicas: int, instances: int, many: int, *acts: str) -> None:
     def at_end(fleet: Fleet) -> None:
         # nobody still holds a claim, except one who died with it
-        held = [i for i in fleet.store.model_instances.values() if i.state is InstanceState.ANALYZING]
+        held = [
+            i for i in fleet.store.database.model_instances.values() if i.state is InstanceState.ANALYZING
+        ]
         assert not held or "crash" in acts
         fleet.drain()
         sound(fleet)
         left = min(LEFT.get(a, 2) for a in (*acts, ""))
-        alive = len(fleet.store.model_instances)
+        alive = len(fleet.store.database.model_instances)
         placed = len(fleet.placed())
         if {"cordon", "shrink", "less_ram"} & set(acts):
             assert min(left, alive) <= placed <= min(2, alive)  # what was there before stays
         else:
             assert placed == min(left, alive)
-        once = Counter(d.instance_id for d in fleet.store.decisions if d.outcome == "PLACED")
+        once = Counter(d.instance_id for d in fleet.store.database.decisions if d.outcome == "PLACED")
         moved = {"lose_gpu", "lose_worker"} & set(acts)
         assert all(n == 1 for n in once.values()) or moved
 
@@ -322,8 +329,8 @@ class Session:
             part = self.parts[(n + self.number) % 2]
             batch.append(Proposal(claim, 0, Placed(Placement((part,)))))
         if batch:
-            arguments = ledger.commit_arguments(self.owner, "r", batch)
-            self.exceptions = await self.sql.fetch(ledger.COMMIT_SQL, *arguments)
+            arguments = commit_call.arguments(self.owner, "r", batch)
+            self.exceptions = await self.sql.fetch(commit_call.SQL, *arguments)
 
 
 async def proceed(session: Session, watch: Any) -> None:

@@ -22,10 +22,10 @@ from gpustackd.daemon.surface.reporter import RecoveryReporter
 from gpustackd.domain.demand import Demand
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.domain.placement_hints import AvoidedPlace, with_claim_raise
-from gpustackd.domain.timeouts import Timeouts, Watch
+from gpustackd.domain.timeouts import ObservationPeriod, Timeouts
 from gpustackd.replicas.crash_backoff import FailedInstance, RestartAction, RestartDecision, decide_restart
-from gpustackd.store.postgres.health import LIMIT, WorkerHealthStore
-from gpustackd.store.postgres.lifecycle import FailedRow, InstanceLifecycleStore, LeavingRow
+from gpustackd.store.postgres.instance_recovery import FailedRow, InstanceRecoveryStore, LeavingRow
+from gpustackd.store.postgres.worker_health import BATCH, WorkerHealthStore
 
 _READING = 5.0
 """Seconds of one round in which models may be read; who comes later is restarted where it is."""
@@ -50,7 +50,7 @@ class InstanceRecovery:
         self,
         *,
         health: WorkerHealthStore,
-        lifecycle: InstanceLifecycleStore,
+        lifecycle: InstanceRecoveryStore,
         workers: WorkerHealth,
         timeouts: Timeouts,
         knowledge: PlacementKnowledge,
@@ -67,27 +67,27 @@ class InstanceRecovery:
         self._decider = knowledge.decider
         self._reporter = reporter
         self._clock = clock
-        self._watch = Watch(timeouts.gap)
+        self._watch = ObservationPeriod(timeouts.max_gap)
         self._read_until = 0.0
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
         task_status.started()
         while True:
-            await anyio.sleep(self._timeouts.care)
+            await anyio.sleep(self._timeouts.recovery_interval)
             with self._reporter.contained(self.name):
                 await self._recover()
 
     async def _recover(self) -> None:
         """One round."""
-        watched = self._watch.look(self._clock(), await self._health.clock())
+        watched = self._watch.begin(self._clock(), await self._health.clock())
         self._read_until = self._clock() + _READING
         while True:
-            moved = await self._health.overdue(watched)
+            moved = await self._health.requeue_overdue(watched)
             self._reporter.moved(moved)
-            if len(moved) < LIMIT:
+            if len(moved) < BATCH:
                 break
-        self._watch.done()
+        self._watch.complete()
         if failed := await self._lifecycle.failed():
             await self._handle_failed(failed)
         if self._workers.draining and (leaving := await self._lifecycle.leaving()):
@@ -164,9 +164,9 @@ class InstanceRecovery:
             if not row.overdue:
                 if serves and row.worker in left:
                     continue
-                if serves and row.running - 1 < row.least:
+                if serves and row.running - 1 < row.min_running:
                     self._reporter.drain_held(
-                        row, f"{row.running} replicas run, and {row.least} have to go on"
+                        row, f"{row.running} replicas run, and {row.min_running} have to go on"
                     )
                     continue
                 if not await self._could_leave(row):

@@ -14,8 +14,8 @@ from anyio.abc import TaskStatus
 
 from gpustackd.daemon.scheduling.fleet_feed import FleetFeed
 from gpustackd.daemon.surface.reporter import RecoveryReporter
-from gpustackd.domain.timeouts import Timeouts, Watch
-from gpustackd.store.postgres.health import LIMIT, WorkerHealthStore
+from gpustackd.domain.timeouts import ObservationPeriod, Timeouts
+from gpustackd.store.postgres.worker_health import BATCH, WorkerHealthStore
 
 
 class WorkerHealth:
@@ -36,7 +36,7 @@ class WorkerHealth:
         self._fleet_feed = fleet_feed
         self._reporter = reporter
         self._clock = clock
-        self._watch = Watch(timeouts.gap)
+        self._watch = ObservationPeriod(timeouts.max_gap)
         self.draining = 0
         """Workers that are to be emptied, as of the last sweep."""
 
@@ -47,19 +47,19 @@ class WorkerHealth:
             # One that does not succeed is not a sweep: if it goes on like this, the watch begins anew.
             with self._reporter.contained(self.name):
                 await self._sweep()
-            await anyio.sleep(self._timeouts.sweep)
+            await anyio.sleep(self._timeouts.sweep_interval)
 
     async def _sweep(self) -> None:
         """One sweep, and as many moves as follow from it."""
-        watched = self._watch.look(self._clock(), await self._store.clock())
+        watched = self._watch.begin(self._clock(), await self._store.clock())
         census = await self._store.sweep(watched)
         self.draining = census.draining
         if census.silent:
             await self._fleet_feed.refresh()
         self._reporter.census(census, watched)
         while census.down:
-            moved = await self._store.leave_workers(watched)
+            moved = await self._store.evict_from_lost_workers(watched)
             self._reporter.moved(moved)
-            if len(moved) < LIMIT:
+            if len(moved) < BATCH:
                 break
-        self._watch.done()
+        self._watch.complete()

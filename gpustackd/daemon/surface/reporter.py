@@ -17,9 +17,9 @@ from gpustackd.observe.logging import Log
 from gpustackd.observe.metrics import Metrics
 from gpustackd.ports import CommitResult, Proposal, Refusal, ReplicaSnapshot, WaitingInstance
 from gpustackd.replicas.sync_plan import SyncPlan
-from gpustackd.store.postgres.health import Census, Moved
-from gpustackd.store.postgres.lifecycle import FailedRow, LeavingRow
-from gpustackd.store.postgres.listen import Hearing
+from gpustackd.store.postgres.instance_recovery import FailedRow, LeavingRow
+from gpustackd.store.postgres.listen import ListenerStatus
+from gpustackd.store.postgres.worker_health import MovedInstance, WorkerSweep
 
 _QUIET = 30.0
 """Seconds between two lines on the same failing stage, or on a full queue."""
@@ -200,7 +200,7 @@ class Reporter:
         self.metrics.leases_expired(len(ids))
         self.log.warning("lease.expired", count=len(ids), instance_ids=list(ids[:_IDS_SHOWN]))
 
-    def listening(self, hearing: Hearing) -> None:
+    def listening(self, hearing: ListenerStatus) -> None:
         """The connection that hears notifications changed its state."""
         self.metrics.listening(hearing.listening)
         level, name = ("info", "listen.started") if hearing.listening else ("warning", "listen.lost")
@@ -252,13 +252,13 @@ class RecoveryReporter:
         self._halted_by_outage = False
         self._logged: set[tuple[int, str]] = set()
 
-    def census(self, census: Census, watched: float) -> None:
+    def census(self, census: WorkerSweep, watched: float) -> None:
         """What a sweep found, after so many seconds of watching without a gap."""
         short_watch = watched < self._timeouts.reschedule
         self._metrics.census(
             silent=len(census.silent),
             down=census.down,
-            mass_loss=bool(census.doubts),
+            mass_loss=bool(census.outages),
             own_outage=short_watch,
         )
         self._report_outage(short_watch and census.down > 0, census.down, watched)
@@ -275,9 +275,9 @@ class RecoveryReporter:
             )
         self._halted_by_outage = halted
 
-    def _report_mass_loss(self, census: Census) -> None:
-        clusters = frozenset(d.cluster or "" for d in census.doubts)
-        for doubt in census.doubts:
+    def _report_mass_loss(self, census: WorkerSweep) -> None:
+        clusters = frozenset(d.cluster or "" for d in census.outages)
+        for doubt in census.outages:
             if (doubt.cluster or "") not in self._halted_clusters:
                 cluster = f"cluster {doubt.cluster}" if doubt.cluster else "no cluster"
                 self._reporter.event(
@@ -291,7 +291,7 @@ class RecoveryReporter:
             self._reporter.event("info", "eviction.resumed", cluster=name or None)
         self._halted_clusters = clusters
 
-    def moved(self, moved: Collection[Moved]) -> None:
+    def moved(self, moved: Collection[MovedInstance]) -> None:
         """Instances that a sweep moved."""
         for m in moved:
             fields = {"instance": m.name, "instance_id": m.id, "model": m.model_id, "worker": m.worker}

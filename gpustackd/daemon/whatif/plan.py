@@ -22,7 +22,7 @@ from gpustackd.ports import WaitingInstance
 from gpustackd.replicas.names import free_names
 from gpustackd.replicas.schedule import ScalingSchedule, scheduled_replicas, usable_schedule
 from gpustackd.replicas.sync_plan import MAX_REPLICAS
-from gpustackd.store.memory.overlay import Overlaid, Overlay
+from gpustackd.store.memory.overlay import Overlay, OverlayResult
 from gpustackd.store.memory.store import MemoryStore
 
 READ_OTHERS_WITHIN = 5.0
@@ -140,20 +140,20 @@ class Planner:
     # -- who is tried ---------------------------------------------------------------------------------
 
     def _schedule(self, model_id: int) -> ScalingSchedule:
-        row = self._store.models_by_id[model_id]
+        row = self._store.database.models[model_id]
         planned, problems = usable_schedule(row.columns.get("scaling_schedule"))
         self._warnings += [f"model {row.name}: {problem}" for problem in problems]
         return planned
 
     def _add_replicas(self, model_id: int, planned: ScalingSchedule, now: datetime, zone: str) -> None:
         """Instances that the daemon would add so that the model has its number."""
-        row = self._store.models_by_id[model_id]
+        row = self._store.database.models[model_id]
         number = (
             scheduled_replicas(planned, now, _calendar(zone)).replicas
             if planned.is_active
             else row.columns.get("replicas")
         )
-        there = [i for i in self._store.model_instances.values() if i.model_id == model_id]
+        there = [i for i in self._store.database.model_instances.values() if i.model_id == model_id]
         if number is None:
             if not there:
                 self._warnings.append(
@@ -175,12 +175,12 @@ class Planner:
         self._insert(model_id, number - len(there))
 
     def _insert(self, model_id: int, number: int) -> list[int]:
-        row = self._store.models_by_id[model_id]
-        taken = {i.name for i in self._store.model_instances.values()}
+        row = self._store.database.models[model_id]
+        taken = {i.name for i in self._store.database.model_instances.values()}
         names = free_names(row.name, max(number, 0), taken)
         return self._overlay.insert_named(names, model_id=model_id)
 
-    async def _queue(self, done: Overlaid) -> list[WaitingInstance]:
+    async def _queue(self, done: OverlayResult) -> list[WaitingInstance]:
         """Who waits and would be tried: everything of these models, what nobody has looked at yet, and where
         the fleet changes everybody."""
         rows = await self._store.waiting(None)
@@ -195,7 +195,7 @@ class Planner:
     # -- deciding -------------------------------------------------------------------------------------
 
     def _trial(self, w: WaitingInstance, new: bool) -> PlannedDecision:
-        name = self._store.models_by_id[w.model_id].name
+        name = self._store.database.models[w.model_id].name
         asked = w.model_id in self._overlay.done.models
         return PlannedDecision(w.id, w.name, w.model_id, name, self._decide(w), new, asked)
 
@@ -216,8 +216,8 @@ class Planner:
     def _of(
         self, model_id: int, placed: set[int], there: set[int], planned: ScalingSchedule
     ) -> PlannedInstance:
-        row = self._store.models_by_id[model_id]
-        mine = [i for i in self._store.model_instances.values() if i.model_id == model_id]
+        row = self._store.database.models[model_id]
+        mine = [i for i in self._store.database.model_instances.values() if i.model_id == model_id]
         have = [i for i in mine if i.id in placed or i.worker_id is not None]
         added = sum(i.id not in there for i in mine)
         new = model_id in self._overlay.done.new_models
@@ -229,8 +229,8 @@ class Planner:
         """The largest number that a schedule asks for, tried after everything else, and then given back."""
         if not planned.is_active or planned.peak <= instances:
             return Peak(planned.peak, min(planned.peak, placed)) if planned.is_active else None
-        name = self._store.models_by_id[model_id].name
-        taken = {i.name for i in self._store.model_instances.values()}
+        name = self._store.database.models[model_id].name
+        taken = {i.name for i in self._store.database.model_instances.values()}
         demand = self._snapshot.demand(model_id)
         tried: list[int] = []
         if isinstance(demand, Demand) and placed == instances:

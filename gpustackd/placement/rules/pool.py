@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from gpustackd.domain.demand import Demand, Engine
-from gpustackd.domain.pools import InstanceType
+from gpustackd.domain.pools import GpuPool
 from gpustackd.engines import sglang, vllm
 from gpustackd.engines.flags import parse_flags
 from gpustackd.engines.mindie.parallelism import check_model
@@ -143,7 +143,7 @@ def _check_tp(demand: Demand, backend: Engine, divides: Divisors) -> None:
 # -- which device belongs to the pool ------------------------------------------------------------------
 
 
-def belongs(manufacturer: str | None, product: str | None, pool: InstanceType) -> bool:
+def belongs(manufacturer: str | None, product: str | None, pool: GpuPool) -> bool:
     """Whether a device of this vendor and name is a card of the pool: equal names, or the device's ends with
     the pool's (`NVIDIA L40S-48G` and `L40S 48G`), whatever parts the words."""
     wanted = plain(pool.product)

@@ -13,7 +13,7 @@ from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.gguf_levels import LevelSizes
 from gpustackd.domain.model_spec import ModelSpec
-from gpustackd.domain.pools import Accelerator, DeviceGroup, InstanceType
+from gpustackd.domain.pools import Accelerator, DeviceGroup, GpuPool
 from gpustackd.engines.flags import COLUMN
 from gpustackd.engines.parallelism import Divisors, WorldSize
 from gpustackd.engines.vllm import ParallelSizes
@@ -83,7 +83,7 @@ class PoolRequest:
         """Whether cards are taken whole."""
         return not self.profile and not self.memory
 
-    def size(self, pool: InstanceType) -> int:
+    def size(self, pool: GpuPool) -> int:
         """Bytes of one part; 0 where the pool does not say."""
         if self.profile:
             return pool.profiles.get(self.profile) or 0
@@ -96,7 +96,7 @@ class PoolRequest:
             return group.physical_count > 0 and self.profile in group.profiles
         return self.whole or group.logical_count > 0
 
-    def free(self, card: Accelerator, pool: InstanceType) -> bool:
+    def free(self, card: Accelerator, pool: GpuPool) -> bool:
         """Whether enough of the card remains by the cluster's own count."""
         if self.whole:
             return card.remaining >= card.full

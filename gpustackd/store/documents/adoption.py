@@ -1,4 +1,4 @@
-"""An instance that already runs somewhere, as its document tells it, turned into a placement to commit."""
+"""A document of an instance that already runs somewhere, turned into a placement and booked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
-
-import asyncpg
 
 from gpustackd.domain.bookings import ledger_rows, worker_booking
 from gpustackd.domain.lifecycle import PLACED, InstanceState, WorkerState
@@ -17,19 +15,21 @@ from gpustackd.ports import Claim, CommitCode, CommitResult, Proposal
 from gpustackd.store.documents import fields as f
 from gpustackd.store.documents.kinds import PLACEMENT
 from gpustackd.store.documents.reading import Document, refuse
-from gpustackd.store.postgres import ledger
+from gpustackd.store.postgres import commit_call
+from gpustackd.store.postgres.connect import Connection
 
 ADOPTABLE = tuple(sorted([*PLACED, InstanceState.ERROR]))
+"""States that a document may give together with a place."""
 REPLICA = "apply"
-"""Who decided, in `scheduling_decisions`."""
+"""The column `replica` of the decision record."""
 
-Held = tuple[Any, ...]
-"""One ledger row: worker id, GPU id or None, part, VRAM, RAM."""
+LedgerRow = tuple[Any, ...]
+"""Worker id, GPU id or None, part, VRAM, RAM."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one worker of the instance gives, as written."""
+    """What the instance holds on one worker, as its document says."""
 
     worker: int | str
     gpu_type: str | None
@@ -42,36 +42,56 @@ class _Share:
 
 
 def is_placed(document: Document) -> bool:
-    """Whether a ModelInstance document says where its instance is."""
+    """Whether a ModelInstance document says where its instance runs."""
     return "worker_id" in document.references or any(document.values.get(c) is not None for c in PLACEMENT)
+
+
+def another_model(document: Document) -> Refused:
+    """For an instance that exists and has another model."""
+    return _wrong(document, "model", "an instance keeps its model", "delete the instance and apply it again")
+
+
+def without_place(document: Document, state: str) -> Refused:
+    """For a new instance in a state that needs a place, where the document names none."""
+    return _wrong(
+        document,
+        "state",
+        f"a new instance in state {state} must name its place",
+        "give worker, gpu_type, gpu_indexes and computed_resource_claim, or leave state out",
+    )
+
+
+WORKER_COLUMNS = ("id", "name", "version", "unified_memory", "ip", "advertise_address", "ifname")
 
 
 class KnownRows(Protocol):
     """Where workers and their GPUs are looked up: the database, or a copy of it."""
 
     async def worker(self, key: int | str) -> Mapping[str, Any] | None:
-        """A worker by id or name: id, name, version, unified_memory, ip, advertise_address, ifname."""
+        """`WORKER_COLUMNS` of a worker by id or name."""
 
-    async def cards(self, worker_id: int, gpu_type: str | None) -> Sequence[Mapping[str, Any]]:
+    async def gpus(self, worker_id: int, gpu_type: str | None) -> Sequence[Mapping[str, Any]]:
         """Its GPUs of one type: id, index, version."""
 
 
 async def placement_of(known: KnownRows, document: Document) -> Placement:
-    """Read a placement from a document and find its workers and GPUs. Raise Refused naming the field."""
+    """Read a placement from a document and look up its workers and GPUs. Raises Refused naming the field."""
     values = document.values
     state = values.get("state", InstanceState.SCHEDULED)
     if state not in ADOPTABLE:
-        raise _wrong(document, "state", f"must be one of {', '.join(ADOPTABLE)} where it names its worker")
+        raise _wrong(
+            document, "state", f"must be one of {', '.join(ADOPTABLE)} where the document names a worker"
+        )
     worker = document.references.get("worker_id") or values.get("worker_id")
     if worker is None:
-        raise _wrong(document, "worker", "is missing beside the other fields of a placement")
+        raise _wrong(document, "worker", "is missing, while other fields of a placement are there")
     claim = _claim(document, values.get("computed_resource_claim"), "computed_resource_claim")
     main = _share(document, worker, values, claim, "")
     servers = values.get("distributed_servers") or {}
     shares = [main, *_subordinates(document, servers)]
     parts = [await _part(known, document, share) for share in shares]
     split = claim.get("tensor_split")
-    # layers of a GGUF model lie on devices, each with an entry of its own
+    # a GGUF model is split over devices, and a worker may appear once for each of its devices
     workers = [p.worker_id for p in parts]
     devices = [g for p in parts for g in p.gpu_ids]
     repeated = len(set(workers if split is None else devices)) != len(workers if split is None else devices)
@@ -109,7 +129,7 @@ def _subordinates(document: Document, servers: Mapping[str, Any]) -> list[_Share
 def _claim(document: Document, raw: Any, at: str) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
         raise _wrong(
-            document, at, 'is missing; it says what is held, as in {"vram": {"0": 21474836480}, "ram": 0}'
+            document, at, 'is missing; it says what is booked, as in {"vram": {"0": 21474836480}, "ram": 0}'
         )
     return raw
 
@@ -145,15 +165,15 @@ def _share(
     )  # fmt: skip
 
 
-_WORKER = "SELECT id, name, version, unified_memory, ip, advertise_address, ifname FROM workers WHERE "
+_WORKER = f"SELECT {', '.join(WORKER_COLUMNS)} FROM workers WHERE "
 _BY_ID = _WORKER + "id = $1"
 _BY_NAME = _WORKER + "name = $1"
 
 
-class InDatabase:
-    """`Known` over a connection."""
+class DatabaseRows:
+    """`KnownRows` over a connection."""
 
-    def __init__(self, connection: asyncpg.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def worker(self, key: int | str) -> Mapping[str, Any] | None:
@@ -162,7 +182,7 @@ class InDatabase:
         )
         return row
 
-    async def cards(self, worker_id: int, gpu_type: str | None) -> Sequence[Mapping[str, Any]]:
+    async def gpus(self, worker_id: int, gpu_type: str | None) -> Sequence[Mapping[str, Any]]:
         rows: Sequence[Mapping[str, Any]] = await self._connection.fetch(
             "SELECT id, index, version FROM gpu_devices WHERE worker_id = $1 AND type = $2",
             worker_id,
@@ -175,10 +195,10 @@ async def _part(known: KnownRows, document: Document, share: _Share) -> Part:
     row = await known.worker(share.worker)
     if row is None:
         raise _wrong(document, "worker", f"there is no worker {share.worker}", "apply the Worker first")
-    cards = {card["index"]: card for card in await known.cards(row["id"], share.gpu_type)}
-    missing = [i for i in share.gpu_indexes if i not in cards]
+    gpus = {gpu["index"]: gpu for gpu in await known.gpus(row["id"], share.gpu_type)}
+    missing = [i for i in share.gpu_indexes if i not in gpus]
     if missing:
-        there = ", ".join(str(i) for i in sorted(cards)) or "none"
+        there = ", ".join(str(i) for i in sorted(gpus)) or "none"
         raise _wrong(
             document,
             "gpu_indexes",
@@ -189,9 +209,9 @@ async def _part(known: KnownRows, document: Document, share: _Share) -> Part:
         worker_id=row["id"],
         worker_name=row["name"],
         gpu_type=share.gpu_type,
-        gpu_ids=tuple(cards[i]["id"] for i in share.gpu_indexes),
+        gpu_ids=tuple(gpus[i]["id"] for i in share.gpu_indexes),
         gpu_indexes=share.gpu_indexes,
-        gpu_versions=tuple(cards[i]["version"] for i in share.gpu_indexes),
+        gpu_versions=tuple(gpus[i]["version"] for i in share.gpu_indexes),
         vram=share.vram,
         ram=share.ram,
         worker_version=row["version"],
@@ -205,11 +225,9 @@ async def _part(known: KnownRows, document: Document, share: _Share) -> Part:
     )
 
 
-async def adopt(
-    connection: asyncpg.Connection, instance_id: int, epoch: int, placement: Placement
-) -> CommitResult:
-    """Claim a PENDING instance and book its placement, in the caller's transaction, by the functions that
-    the scheduler uses. The instance is SCHEDULED afterwards, unless the result has a code."""
+async def adopt(connection: Connection, instance_id: int, epoch: int, placement: Placement) -> CommitResult:
+    """Claim a PENDING instance and book its placement in the caller's transaction, by the functions that the
+    daemon uses. The instance is SCHEDULED afterwards, unless the result has a code."""
     owner = uuid4()
     claimed = await connection.fetch(
         "SELECT * FROM gpustackd_claim($1, $2, $3, $4)", owner, [instance_id], [epoch], 60.0
@@ -220,12 +238,12 @@ async def adopt(
     claim = Claim(row["id"], row["name"], row["model_id"], row["epoch"], row["attempts"], 0)
     version = await connection.fetchval("SELECT version FROM models WHERE id = $1", claim.model_id)
     batch = [Proposal(claim, version, Placed(placement))]
-    exceptions = await connection.fetch(ledger.COMMIT_SQL, *ledger.commit_arguments(owner, REPLICA, batch))
-    return ledger.results(batch, exceptions)[0]
+    rejected = await connection.fetch(commit_call.SQL, *commit_call.arguments(owner, REPLICA, batch))
+    return commit_call.results(batch, rejected)[0]
 
 
-async def held(connection: asyncpg.Connection, instance_id: int) -> set[Held]:
-    """What the ledger says an instance holds."""
+async def held_ledger(connection: Connection, instance_id: int) -> set[LedgerRow]:
+    """The ledger rows of an instance."""
     rows = await connection.fetch(
         "SELECT worker_id, gpu_device_id, part, vram, ram FROM instance_claims WHERE instance_id = $1",
         instance_id,
@@ -233,18 +251,16 @@ async def held(connection: asyncpg.Connection, instance_id: int) -> set[Held]:
     return {tuple(r) for r in rows}
 
 
-def wanted(placement: Placement) -> set[Held]:
-    """What the ledger would say of a placement."""
+def ledger_of(placement: Placement) -> set[LedgerRow]:
+    """The ledger rows that a placement would have."""
     return {
         (part.worker_id, gpu_id, name, vram, ram)
         for part, name, gpu_id, _, vram, ram in ledger_rows(placement)
     }
 
 
-async def why_not(
-    connection: asyncpg.Connection, placement: Placement, result: CommitResult
-) -> tuple[str, str]:
-    """What is in the way of a placement that was not committed, and what to do about it."""
+async def why_not(connection: Connection, placement: Placement, result: CommitResult) -> tuple[str, str]:
+    """Why a placement was not committed, and what to do about it: (problem, remedy)."""
     if result.code is not CommitCode.CONFLICT:
         return "it or its model was changed at the same time", "apply it again"
     cards = await connection.fetch(
@@ -265,7 +281,7 @@ async def why_not(
         free = r["capacity"] - r["vram_allocated"]
         need = sum(v for p in placement.parts for g, v in zip(p.gpu_ids, p.vram, strict=True) if g == r["id"])
         return (
-            f"it does not fit on {r['card']}: {need} bytes are wanted, {free} of {r['capacity']} are free",
+            f"it does not fit on {r['card']}: {need} bytes are needed, {free} of {r['capacity']} are free",
             "see what is there with `gpustackd get gpus`",
         )
     host = await connection.fetchrow(
@@ -273,14 +289,14 @@ async def why_not(
         list(result.worker_ids),
     )
     if host is None:
-        return "a worker or GPU went away at the same time", "apply it again"
+        return "a worker or GPU was deleted at the same time", "apply it again"
     if host["state"] != WorkerState.READY:
         return f"worker {host['name']} is {host['state']}", "set the worker READY first"
     if host["ram_capacity"] is None:
         return f"worker {host['name']} has no known RAM", "give its ram_total first"
     free = host["ram_capacity"] - host["ram_allocated"]
     need = sum(worker_booking(p) or 0 for p in placement.parts if p.worker_id == host["id"])
-    room = f"{need} bytes are wanted, {free} of {host['ram_capacity']} are free"
+    room = f"{need} bytes are needed, {free} of {host['ram_capacity']} are free"
     return (
         f"it does not fit into the RAM of worker {host['name']}: {room}",
         "see what is there with `gpustackd get workers`",

@@ -1,7 +1,7 @@
 """Writes documents: rows are created or updated by name, one transaction for a file.
 
-Locks follow the order of every writer (models before them: that is how a user's DELETE cascades): models,
-model_instances, workers, gpu_devices, each by id.
+Locks are taken in the order in which a user's `DELETE FROM models` cascades: models, model_instances,
+workers, gpu_devices, each by id.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from gpustackd.errors import BadRow, Refused
 from gpustackd.store.documents import adoption
 from gpustackd.store.documents.kinds import GPU, KINDS, ORDER, PLACEMENT
 from gpustackd.store.documents.reading import Document, refuse
+from gpustackd.store.postgres.connect import Connection
 
-TRIES = 5
-_AGAIN = (
+ATTEMPTS = 5
+_RETRIED = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
     asyncpg.UniqueViolationError,
 )
-"""Somebody else wrote the same rows at the same moment: the whole file is tried once more."""
+"""Another transaction wrote the same rows at the same time: the whole file is tried again."""
 
 _LOCKED_FIRST = ("Model", "ModelInstance", "Worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of one document: `created`, `updated`, `unchanged`, `adopted` or `moved` (re-keyed)."""
+    """What became of one document. `action`: `created`, `updated`, `unchanged`, `adopted` or `moved` (booked
+    anew elsewhere)."""
 
     kind: str
     name: str
@@ -44,22 +46,25 @@ class Applied:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """As `gpustackd apply -o json` prints it."""
         return {"kind": self.kind, "name": self.name, "action": self.action, "id": self.id, "note": self.note}
 
 
-async def apply_documents(connection: asyncpg.Connection, documents: Sequence[Document]) -> list[Applied]:
-    """Write a file's documents in one transaction; the answers stand in the order of the documents.
+async def apply_documents(connection: Connection, documents: Sequence[Document]) -> list[Applied]:
+    """Write a file's documents in one transaction; the results are in the order of the documents.
 
-    Raise Refused naming document and field; nothing was written then.
+    Raises Refused naming document and field; nothing is written then.
     """
-    for attempt in range(TRIES):
+    for attempt in range(ATTEMPTS):
         try:
             async with connection.transaction():
                 return await _Writer(connection, documents).write()
-        except _AGAIN as error:
-            if attempt == TRIES - 1:
+        except _RETRIED as error:
+            if attempt == ATTEMPTS - 1:
                 file = documents[0].file if documents else ""
-                raise refuse(file, f"others kept writing the same rows: {error}", "apply it again") from error
+                raise refuse(
+                    file, f"other transactions kept writing the same rows: {error}", "apply it again"
+                ) from error
             await anyio.sleep(random.uniform(0.01, 0.1) * 2**attempt)
     raise AssertionError("unreachable")
 
@@ -67,11 +72,11 @@ async def apply_documents(connection: asyncpg.Connection, documents: Sequence[Do
 class _Writer:
     """One attempt at one file, inside its transaction."""
 
-    def __init__(self, connection: asyncpg.Connection, documents: Sequence[Document]) -> None:
+    def __init__(self, connection: Connection, documents: Sequence[Document]) -> None:
         self.connection = connection
         self.documents = documents
         self.ids: dict[tuple[str, str], Any] = {}
-        """(kind, name) -> id of rows that references were resolved to."""
+        """(kind and column, name) -> what a reference was resolved to."""
 
     async def write(self) -> list[Applied]:
         await self._lock()
@@ -79,7 +84,7 @@ class _Writer:
         for d in sorted(self.documents, key=lambda d: (ORDER[d.kind.name], d.number)):
             try:
                 applied[id(d)] = await self._write_one(d)
-            except _AGAIN:
+            except _RETRIED:
                 raise
             except asyncpg.PostgresError as error:
                 raise _refused_by_database(d, error) from error
@@ -103,9 +108,9 @@ class _Writer:
     # -- locks ----------------------------------------------------------------------------------------
 
     async def _lock(self) -> None:
-        """Lock what is there already, in order, before the first write."""
+        """Lock the existing rows, in order, before the first write."""
         names = {kind: [d.name for d in self.documents if d.kind.name == kind] for kind in _LOCKED_FIRST}
-        touched = await self._losing_gpus(names["Worker"])
+        touched = await self._instances_losing_gpus(names["Worker"])
         await self._fetch(
             "SELECT 1 FROM models WHERE name = ANY ($1) ORDER BY id FOR NO KEY UPDATE", names["Model"]
         )
@@ -125,10 +130,10 @@ class _Writer:
             "SELECT 1 FROM gpu_devices WHERE worker_id = ANY ($1) ORDER BY id FOR NO KEY UPDATE", workers
         )
 
-    async def _losing_gpus(self, names: Sequence[str]) -> list[int]:
-        """Instances on GPUs that these documents leave out, and so remove."""
+    async def _instances_losing_gpus(self, names: Sequence[str]) -> list[int]:
+        """Instances on GPUs that these documents do not list, and so remove."""
         kept = {(d.name, g["type"], g["index"]) for d in self.documents if d.gpus is not None for g in d.gpus}
-        speaking = {d.name for d in self.documents if d.gpus is not None}
+        listing = {d.name for d in self.documents if d.gpus is not None}
         gone = [
             r["id"]
             for r in await self._fetch(
@@ -136,7 +141,7 @@ class _Writer:
                 " WHERE w.name = ANY ($1)",
                 names,
             )
-            if r["name"] in speaking and (r["name"], r["type"], r["index"]) not in kept
+            if r["name"] in listing and (r["name"], r["type"], r["index"]) not in kept
         ]
         if not gone:
             return []
@@ -148,7 +153,7 @@ class _Writer:
     # -- rows -----------------------------------------------------------------------------------------
 
     async def _resolve(self, d: Document, column: str, name: str) -> Any:
-        """What a name in a reference stands for: an id, or the key of a model's files."""
+        """What a name in a reference stands for: an id, or the `source_index` of a model's files."""
         field, (_, kind) = next((k, v) for k, v in d.kind.references.items() if v[0] == column)
         key = (f"{kind}.{column}", name)
         if key not in self.ids:
@@ -211,9 +216,10 @@ class _Writer:
     # -- GPUs of a worker -----------------------------------------------------------------------------
 
     async def _gpus(self, d: Document, worker_id: int) -> str:
-        """Make a worker's GPUs those of the document: by type and index; what is not listed goes."""
+        """Make a worker's GPUs those of the document, by type and index; others are deleted. Returns a note
+        on what changed."""
         columns = ", ".join(_quoted(c) for c in GPU.fields)
-        there = {
+        existing = {
             (r["type"], r["index"]): r
             for r in await self._fetch(
                 f"SELECT id, {columns} FROM gpu_devices WHERE worker_id = $1",
@@ -223,7 +229,7 @@ class _Writer:
         added: list[dict[str, Any]] = []
         changed = 0
         for gpu in d.gpus or ():
-            row = there.pop((gpu["type"], gpu["index"]), None)
+            row = existing.pop((gpu["type"], gpu["index"]), None)
             if row is None:
                 added.append({"worker_id": worker_id, **gpu})
             elif news := {c: v for c, v in gpu.items() if row[c] != v}:
@@ -231,8 +237,8 @@ class _Writer:
                 changed += 1
         await self._insert_many("gpu_devices", added)
         notes = [f"{_gpus(n)} {what}" for n, what in ((len(added), "added"), (changed, "changed")) if n]
-        if there:
-            gone = [r["id"] for r in there.values()]
+        if existing:
+            gone = [r["id"] for r in existing.values()]
             hit = await self.connection.fetchval(
                 "SELECT count(DISTINCT instance_id) FROM instance_claims WHERE gpu_device_id = ANY ($1)", gone
             )
@@ -249,30 +255,24 @@ class _Writer:
             values["model_id"] = await self._resolve(d, "model_id", d.references["model_id"])
         row = await self.connection.fetchrow("SELECT * FROM model_instances WHERE name = $1", d.name)
         if row is not None and row["model_id"] != values["model_id"]:
-            raise refuse(
-                f"{d.where}, model", "an instance keeps its model", "delete the instance and apply it again"
-            )
+            raise adoption.another_model(d)
         if adoption.is_placed(d):
             return await self._place(d, values, row)
         plain = {c: v for c, v in values.items() if c not in PLACEMENT}
         if row is None:
             if plain.get("state", InstanceState.PENDING) != InstanceState.PENDING:
-                raise refuse(
-                    f"{d.where}, state",
-                    f"a new instance that is {plain['state']} must name its place",
-                    "give worker, gpu_type, gpu_indexes and computed_resource_claim, or leave state out",
-                )
+                raise adoption.without_place(d, plain["state"])
             return Applied(d.kind.name, d.name, "created", await self._insert("model_instances", plain))
         if plain.get("state") == InstanceState.PENDING and row["state"] in WAITING:
-            del plain["state"]  # being analyzed is a kind of waiting
+            del plain["state"]  # ANALYZING is a kind of PENDING
         changed = {c: v for c, v in plain.items() if row[c] != v}
         if changed:
             await self._update("model_instances", row["id"], changed)
         return Applied(d.kind.name, d.name, "updated" if changed else "unchanged", row["id"])
 
     async def _place(self, d: Document, values: Mapping[str, Any], row: Any) -> Applied:
-        """Adopt an instance where it runs, or book it anew where its document says otherwise than before."""
-        placement = await adoption.placement_of(adoption.InDatabase(self.connection), d)
+        """Adopt an instance where it runs, or book it anew where its document names another place."""
+        placement = await adoption.placement_of(adoption.DatabaseRows(self.connection), d)
         plain = {c: v for c, v in values.items() if c not in PLACEMENT and c != "state"}
         state = values.get("state", InstanceState.SCHEDULED)
         action = "adopted"
@@ -301,10 +301,12 @@ class _Writer:
 
     async def _is_there(self, row: Any, placement: Any) -> bool:
         same = list(row["gpu_indexes"] or []) == list(placement.parts[0].gpu_indexes)
-        return same and await adoption.held(self.connection, row["id"]) == adoption.wanted(placement)
+        return same and await adoption.held_ledger(self.connection, row["id"]) == adoption.ledger_of(
+            placement
+        )
 
     async def _free(self, row: Any) -> int:
-        """Send an instance back to PENDING, whatever it was; return its epoch."""
+        """Bring an instance back to PENDING, whatever its state; return its epoch."""
         if row["worker_id"] is not None:
             await self.connection.execute("SELECT gpustackd_evict($1, $2)", [row["id"]], "moved by apply")
         elif row["state"] != InstanceState.PENDING:
@@ -334,7 +336,7 @@ def _quoted(column: str) -> str:
 
 
 def _refused_by_database(d: Document, error: asyncpg.PostgresError) -> Refused:
-    """A rule of the schema, in terms of the document."""
+    """An error of the database, in terms of the document."""
     where = d.where
     if isinstance(error, asyncpg.NotNullViolationError) and error.column_name:
         return refuse(f"{where}, {error.column_name}", "must not be null")

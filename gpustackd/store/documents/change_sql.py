@@ -1,4 +1,4 @@
-"""A suggested change as statements that make it: what `explain` gives people to run."""
+"""A suggested change as SQL: the statements that `explain` prints for people to run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 
 def statements(change: Mapping[str, Any]) -> list[str]:
-    """SQL for a change as data (`placement.advise.change`), one transaction. Raises KeyError for a kind that
-    nobody knows."""
+    """Statements for a change as data, to be run in one transaction. Raises KeyError for an unknown kind."""
     return _KINDS[change["kind"]](change)
 
 
@@ -73,7 +72,7 @@ def _column(name: str, value: Any) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as SQL writes it."""
+    """A value as an SQL literal."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):

@@ -1,29 +1,26 @@
-"""Checks of single fields in documents: each takes a value as read and returns what goes into the column."""
+"""Checks of single fields in documents: each takes the value as read and returns the column's value."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from math import isfinite
 from typing import Any
 
+from gpustackd.domain.sizes import parse_size
 from gpustackd.store.postgres.jsonb import MAX_DEPTH
 
 Check = Callable[[Any], Any]
-"""Raises ValueError with a phrase that follows the field's name."""
+"""Raises ValueError with a phrase to follow the field's name."""
 
-LARGEST = 2**63 - 1
-MANY = 200_000
-"""Values in one list or map. A few YAML aliases can unfold into billions."""
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-          "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}  # fmt: skip
-_SIZE = re.compile(r"(\d+)(?:\.(\d{1,6}))?\s*([KMGT]I?)?B?", re.IGNORECASE)
+MAX_INTEGER = 2**63 - 1
+"""Of a bigint column."""
+MAX_VALUES = 200_000
+"""Values in one list or map: a few YAML aliases can expand into billions."""
 
 
 def text(value: Any) -> str:
-    """Words; numbers are taken as they are written."""
+    """Text; numbers count as they are written."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"must be text, not {kind_of(value)}")
     words = str(value)
@@ -35,6 +32,7 @@ def text(value: Any) -> str:
 
 
 def name(value: Any) -> str:
+    """Text that is not blank."""
     words = text(value)
     if not words.strip():
         raise ValueError("must not be empty")
@@ -42,45 +40,47 @@ def name(value: Any) -> str:
 
 
 def flag(value: Any) -> bool:
+    """true or false."""
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, not {kind_of(value)}")
     return value
 
 
-def whole(value: Any, least: int = -LARGEST, most: int = LARGEST) -> int:
+def whole(value: Any, lowest: int = -MAX_INTEGER, highest: int = MAX_INTEGER) -> int:
+    """A whole number in a range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"must be a whole number, not {kind_of(value)}")
-    if not least <= value <= most:
-        raise ValueError(f"must be from {least} to {most} (it is {value})")
+    if not lowest <= value <= highest:
+        raise ValueError(f"must be from {lowest} to {highest} (it is {value})")
     return value
 
 
 def count(value: Any) -> int:
+    """A whole number, not negative."""
     return whole(value, 0)
 
 
 def port(value: Any) -> int:
+    """A TCP port."""
     return whole(value, 1, 65535)
 
 
 def size(value: Any) -> int:
     """Bytes, as a number or with a unit: `85899345920`, `80GiB`, `81559 MiB`."""
     if isinstance(value, str):
-        found = _SIZE.fullmatch(value.strip())
-        if found is None:
+        exact = parse_size(value)
+        if exact is None:
             raise ValueError(f"must be bytes, such as 85899345920 or 80GiB (it is {value!r})")
-        digits, fraction = found[1], found[2] or ""
-        exact = int(digits + fraction) * _UNITS[(found[3] or "").upper()]
-        value, rest = divmod(exact, 10 ** len(fraction))
-        if rest:
+        if exact.denominator != 1:
             raise ValueError("must come to whole bytes")
+        value = exact.numerator
     elif isinstance(value, float) and value.is_integer():  # 8e10 in YAML or JSON
         value = int(value)
     return whole(value, 0)
 
 
 def moment(value: Any) -> datetime:
-    """A time with its zone; none given = UTC."""
+    """A time; without a zone it is UTC."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
@@ -92,6 +92,8 @@ def moment(value: Any) -> datetime:
 
 
 def one_of(words: Sequence[str]) -> Check:
+    """A check for one of these words."""
+
     def check(value: Any) -> str:
         if value not in words:
             raise ValueError(f"must be one of {', '.join(words)} (it is {value!r})")
@@ -101,11 +103,12 @@ def one_of(words: Sequence[str]) -> Check:
 
 
 def labels(value: Any) -> dict[str, str]:
-    """A map of words to words."""
+    """A map of text to text."""
     return {k: "true" if v is True else "false" if v is False else text(v) for k, v in mapping(value).items()}
 
 
 def mapping(value: Any) -> dict[str, Any]:
+    """A map that jsonb can hold."""
     if not isinstance(value, Mapping):
         raise ValueError(f"must be a map, not {kind_of(value)}")
     plain = data(value)
@@ -114,6 +117,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def array(value: Any) -> list[Any]:
+    """A list that jsonb can hold."""
     if not isinstance(value, list):
         raise ValueError(f"must be a list, not {kind_of(value)}")
     plain = data(value)
@@ -122,11 +126,12 @@ def array(value: Any) -> list[Any]:
 
 
 def texts(value: Any) -> list[str]:
+    """A list of text."""
     return [text(x) for x in array(value)]
 
 
 def indexes(value: Any) -> list[int]:
-    """GPU indexes of one worker and type: whole numbers, none of them twice."""
+    """GPU indexes of one worker and type: whole numbers without duplicates."""
     found = [count(x) for x in array(value)]
     if len(set(found)) != len(found):
         raise ValueError("names a GPU twice")
@@ -134,15 +139,15 @@ def indexes(value: Any) -> list[int]:
 
 
 def data(value: Any) -> Any:
-    """Maps, lists and scalars that jsonb can hold. Keys become text."""
-    left = MANY
+    """Maps, lists and scalars that jsonb can hold; keys become text."""
+    left = MAX_VALUES
 
     def plain(inner: Any, depth: int) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
-            raise ValueError(f"holds more than {MANY} values")
-        if isinstance(inner, Mapping | list | tuple) and depth == MAX_DEPTH:  # YAML may even go in circles
+            raise ValueError(f"holds more than {MAX_VALUES} values")
+        if isinstance(inner, Mapping | list | tuple) and depth == MAX_DEPTH:  # YAML may even be circular
             raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
         if isinstance(inner, Mapping):
             return {text(k): plain(v, depth + 1) for k, v in inner.items()}
@@ -160,7 +165,7 @@ def data(value: Any) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in the words of a document."""
+    """The type of a value, as people name it."""
     if value is None:
         return "null"
     kinds = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}

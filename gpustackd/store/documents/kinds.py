@@ -1,4 +1,4 @@
-"""The kinds of documents that `gpustackd apply` takes, and the fields of each."""
+"""The kinds of documents that `gpustackd apply` takes, and their fields: columns of the kind's table."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from gpustackd.store.documents.fields import Check
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """One kind of document.
-
-    `references` are fields that hold another row's name: field -> (column, kind referred to). `identity`
-    are the columns, references resolved, by which a document finds its row.
-    """
+    """One kind of document."""
 
     name: str
     table: str
     fields: Mapping[str, Check]
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Fields that name another row: field -> (column, kind referred to)."""
     identity: tuple[str, ...] = ("name",)
+    """Columns, after resolving references, by which a document finds its row."""
     required: tuple[str, ...] = ("name",)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What `null` means for a column, where that is not NULL."""
@@ -56,7 +54,7 @@ GPU = DocumentKind(
     required=("type", "index"),
     defaults={"schedulable": True},
 )
-"""An entry of a Worker's `gpus`; no document of its own."""
+"""An entry of a Worker's `gpus`; there is no such document."""
 
 PLACEMENT: Mapping[str, Check] = {
     "worker_id": f.count,
@@ -74,7 +72,7 @@ def _replicas(value: Any) -> int:
 
 
 def _schedule(value: Any) -> Any:
-    """A schedule that can be kept: its cron lines come true, an enabled one has a baseline."""
+    """A schedule that can be followed: its cron lines fire some day, and an enabled one has a baseline."""
     found = f.mapping(value)
     try:
         scaling_schedule(found)
@@ -84,7 +82,7 @@ def _schedule(value: Any) -> Any:
 
 
 def _maintenance(value: Any) -> Any:
-    """`drain` and, if it is to end some time, `deadline`."""
+    """`drain`, and optionally its `deadline`."""
     if not isinstance(value, Mapping) or not set(value) <= {"drain", "deadline"}:
         raise ValueError("must be a map of drain and deadline, as in {drain: true}")
     found: dict[str, Any] = {"drain": f.flag(value.get("drain", False))}
@@ -96,7 +94,7 @@ def _maintenance(value: Any) -> Any:
 KINDS: Mapping[str, DocumentKind] = {
     kind.name: kind
     for kind in (
-        # In the order in which they are written: what is referred to comes first.
+        # In the order in which they are written: rows that others refer to come first.
         DocumentKind("Cluster", "clusters", {"name": f.name, "topology": f.mapping, "devices": f.data}),
         DocumentKind(
             "InferenceBackend",
@@ -197,7 +195,7 @@ KINDS: Mapping[str, DocumentKind] = {
                 "size": f.size,
                 "state": f.one_of(["READY", "DOWNLOADING", "ERROR"]),
             },
-            # the key of a model's files is a hash: naming the model stands for it
+            # source_index is a hash of where the model comes from; `model` stands for it by name
             references={"worker": ("worker_id", "Worker"), "model": ("source_index", "Model")},
             identity=("worker_id", "source_index"),
             required=("worker_id", "source_index"),
@@ -228,3 +226,4 @@ KINDS: Mapping[str, DocumentKind] = {
     )
 }
 ORDER = {name: n for n, name in enumerate(KINDS)}
+"""Kind -> its place in the order of writing."""

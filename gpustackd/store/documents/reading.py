@@ -1,8 +1,8 @@
-"""Documents of `gpustackd apply`: YAML or JSON text as checked values, before any database is asked.
+"""Documents of `gpustackd apply`: YAML or JSON text as checked values, without a database.
 
 A file holds one document or several, each a map with its `kind`; a list of documents counts as several.
-Fields are the columns of the kind's table; keys that start with `x-` are for others and passed over.
-`null` gives a column its default; a field that is not there leaves the column as it is.
+Fields are the columns of the kind's table; keys that start with `x-` are ignored. `null` gives a column its
+default; a field that is missing leaves the column as it is.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from gpustackd.errors import Refused
 from gpustackd.store.documents.fields import kind_of
 from gpustackd.store.documents.kinds import GPU, KINDS, DocumentKind
 
-NOT_OURS = "x-"
+IGNORED_PREFIX = "x-"
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document, checked. `values` by column, defaults filled in for null, `references` by column:
-    the name that stands for it. `gpus` None = not spoken of."""
+    """One checked document."""
 
     kind: DocumentKind
     number: int
     file: str
     values: Mapping[str, Any]
+    """By column, null replaced by the column's default."""
     references: Mapping[str, str] = field(default_factory=dict)
+    """Column -> the name of the row it refers to."""
     gpus: tuple[Mapping[str, Any], ...] | None = None
+    """GPUs of a Worker; None = the document does not list them."""
 
     @property
     def name(self) -> str:
-        """What people call it; a model file has no name and goes by its worker and model or hash."""
+        """What messages call it; a model file, which has no name, goes by its worker and model or hash."""
         if "name" in self.values:
             return str(self.values["name"])
         parts = (self.references.get(c) or self.values.get(c) for c in self.kind.identity)
@@ -44,24 +46,25 @@ class Document:
 
     @property
     def where(self) -> str:
+        """File, number, kind and name, for messages."""
         return f"{self.file}, document {self.number} ({self.kind.name} {self.name})"
 
 
 def refuse(where: str, problem: str, remedy: str = "") -> Refused:
-    """The refusal of one document. `where` names file, document and, where known, kind, name and field."""
+    """The refusal of one document. `where` names file, document and, if known, kind, name and field."""
     return Refused(f"{where}: {problem}", remedy)
 
 
 def read_documents(text: str, file: str) -> list[Document]:
-    """Check a whole file. Raise one Refused that lists everything wrong with it, a line each."""
+    """Check a whole file. Raises one Refused that lists everything wrong with it, a line each."""
     problems: list[str] = []
     documents: list[Document] = []
     for number, raw in enumerate(_parse(text, file), 1):
         if raw is not None:
             documents.extend(_check(raw, number, file, problems))
-    problems += _named_twice(documents)
+    problems += _duplicates(documents)
     if problems:
-        raise Refused("\n".join(problems), f"nothing of {file} was applied; mend it and apply it again")
+        raise Refused("\n".join(problems), f"nothing of {file} was applied; fix it and apply it again")
     return documents
 
 
@@ -102,7 +105,7 @@ def _fields(
                     references[column] = KINDS["Cluster"].fields["name"](given)
             elif key in kind.fields:
                 values[key] = kind.defaults.get(key) if given is None else kind.fields[key](given)
-            elif not str(key).startswith(NOT_OURS):
+            elif not str(key).startswith(IGNORED_PREFIX):
                 problems.append(f"{where}, {key}: no such field{_hint(str(key), kind)}")
         except ValueError as error:
             problems.append(f"{where}, {key}: {error}")
@@ -139,14 +142,14 @@ def _gpus(raw: Any, where: str, problems: list[str]) -> tuple[Mapping[str, Any],
     return tuple(found.values())
 
 
-def _named_twice(documents: Iterable[Document]) -> list[str]:
+def _duplicates(documents: Iterable[Document]) -> list[str]:
     seen: dict[tuple[Any, ...], Document] = {}
     problems = []
     for d in documents:
         identity = tuple(d.references.get(c) or d.values.get(c) for c in d.kind.identity)
         first = seen.setdefault((d.kind.name, *identity), d)
         if first is not d:
-            problems.append(f"{d.where}: document {first.number} is about the same one")
+            problems.append(f"{d.where}: document {first.number} is about the same row")
     return problems
 
 
@@ -160,7 +163,7 @@ def _hint(key: str, kind: DocumentKind) -> str:
 
 
 def _parse(text: str, file: str) -> Iterator[Any]:
-    """The documents of a file as they are. A file that starts like JSON is JSON if it can be."""
+    """The documents of a file, unchecked. A file that starts like JSON is read as JSON if possible."""
     found: list[Any] | None = None
     if text.lstrip()[:1] in ("{", "["):
         try:
@@ -173,7 +176,7 @@ def _parse(text: str, file: str) -> Iterator[Any]:
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
             raise refuse(
-                file, f"is neither YAML nor JSON: {said}", "mend the text; nothing was applied"
+                file, f"is neither YAML nor JSON: {said}", "fix the text; nothing was applied"
             ) from None
     for item in found:
         if isinstance(item, list):
@@ -183,8 +186,8 @@ def _parse(text: str, file: str) -> Iterator[Any]:
 
 
 def _json(text: str) -> Iterator[Any]:
-    """One JSON text, or several one after the other."""
-    decoder = json.JSONDecoder(object_pairs_hook=_once)
+    """One JSON text, or several one after another."""
+    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
     at = 0
     while at < len(text):
         if text[at].isspace():
@@ -194,7 +197,7 @@ def _json(text: str) -> Iterator[Any]:
         yield value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is written twice")
@@ -205,16 +208,16 @@ _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Safe):  # type: ignore[misc]
-    """The safe loader, which says so when a key is written twice instead of taking the last."""
+    """The safe loader, which rejects a key that is written twice instead of taking the last."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
-        self._looked_at: set[int] = set()
+        self._checked: set[int] = set()
 
     def flatten_mapping(self, node: Any) -> None:
         # each node once, before merge keys add what the document overrides
-        if id(node) not in self._looked_at:
-            self._looked_at.add(id(node))
+        if id(node) not in self._checked:
+            self._checked.add(id(node))
             seen: set[str] = set()
             for key, _ in node.value:
                 if key.tag != "tag:yaml.org,2002:merge" and isinstance(key.value, str):

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: one bounded pool, one connection apart for commits, errors turned into ours."""
+"""The daemon's connections: one bounded pool, and one connection apart for commits."""
 
 from __future__ import annotations
 
@@ -9,49 +9,42 @@ from typing import Any, Self
 import anyio
 import asyncpg
 
-from gpustackd.errors import Contended, DatabaseUnavailable
-from gpustackd.store.postgres.connect import CONNECT_TIMEOUT, UNREACHABLE, connect, unavailable
+from gpustackd.store.postgres.connect import CONNECT_TIMEOUT, UNREACHABLE, connect, translated, unavailable
 from gpustackd.store.postgres.jsonb import set_codec
 
-_CONTENDED = (
-    asyncpg.LockNotAvailableError,
-    asyncpg.QueryCanceledError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-)
-_NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.UndefinedColumnError)
-
-# Time-outs so far below the server's deadlock time-out that a user's statement which waits for us sees us
-# gone before it looks for a cycle: it is always the daemon that yields. A commit is one statement, and the
-# flush to disk at its end does not count.
+# Timeouts so far below the server's deadlock_timeout that a user's statement which waits for us sees us gone
+# before the server looks for a cycle: it is always the daemon that gives way. A commit is one statement, and
+# the flush to disk at its end does not count.
 COMMIT_LIMITS = (
     "SELECT set_config('lock_timeout', (d * 0.3)::int::text, $1::text::bool),"
     " set_config('statement_timeout', (d * 0.8)::int::text, $1::text::bool)"
     " FROM (SELECT extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 AS d) t"
 )
 COMMAND_TIMEOUT = 40.0
-"""Seconds until a statement without an answer counts as a lost server; above every statement time-out."""
+"""Seconds until a statement without an answer counts as a lost server; above every statement timeout."""
 
 
 class Connections:
-    """Two pools on one database; what opens them is `open`."""
+    """Two pools on one database. Open with `Connections.open`, end with `close`."""
 
     def __init__(self, pool: asyncpg.Pool, committing: asyncpg.Pool, url: str, pooled: bool) -> None:
         self._pool = pool
         self._committing = committing
         self._url = url
-        self._pooled = pooled
+        self.pooled = pooled
+        """Whether an external pooler is in between."""
 
     @classmethod
     async def open(cls, url: str, size: int = 5, *, pooled: bool = False, replica: str = "") -> Self:
-        """Connect; `pooled` = an external pooler stands in between (no prepared statements kept).
+        """Pools of `size` connections in all; none is opened before its first use.
 
-        Raises DatabaseUnavailable.
+        `pooled`: an external pooler is in between, so no prepared statements are kept. Raises
+        DatabaseUnavailable.
         """
         name = f"gpustackd {replica}".strip()[:63]
 
-        async def make(*_: Any, **more: Any) -> asyncpg.Connection:
-            return await connect(url, application_name=name, pooled=pooled, **more)
+        async def make(*_: Any, **options: Any) -> asyncpg.Connection:
+            return await connect(url, application_name=name, pooled=pooled, **options)
 
         async def prepare(connection: Any) -> None:
             await set_codec(connection)
@@ -63,7 +56,7 @@ class Connections:
                 await connection.execute(COMMIT_LIMITS, "false")
 
         async def keep(_: Any) -> None:
-            """Instead of asyncpg's reset at each release: its RESET ALL would undo the time-outs above."""
+            """Instead of asyncpg's reset at each release: its RESET ALL would undo the timeouts above."""
 
         async def pool(connections: int, init: Any) -> asyncpg.Pool:
             return await asyncpg.create_pool(
@@ -82,41 +75,40 @@ class Connections:
         except UNREACHABLE as error:
             raise unavailable(url, error) from error
 
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Any]:
+        """A connection with jsonb as Python values. Raises Contended or DatabaseUnavailable."""
+        with translated(self._url):
+            async with self._pool.acquire(timeout=CONNECT_TIMEOUT) as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def acquire_for_commit(self) -> AsyncIterator[Any]:
+        """The connection for commits, with jsonb as text. Raises Contended or DatabaseUnavailable."""
+        with translated(self._url):
+            async with self._committing.acquire(timeout=CONNECT_TIMEOUT) as connection:
+                yield connection
+
+    async def fetch(self, sql: str, *arguments: Any) -> list[Any]:
+        """Rows of one statement. Raises Contended or DatabaseUnavailable."""
+        async with self.acquire() as connection:
+            rows: list[Any] = await connection.fetch(sql, *arguments)
+            return rows
+
+    async def fetchval(self, sql: str, *arguments: Any) -> Any:
+        """First value of the first row; None where there is no row. Raises as `fetch`."""
+        async with self.acquire() as connection:
+            return await connection.fetchval(sql, *arguments)
+
+    async def replace_all(self) -> None:
+        """Replace every connection at its next use, after the server was gone."""
+        await self._pool.expire_connections()
+        await self._committing.expire_connections()
+
     async def close(self) -> None:
-        """Give running statements a moment, then cut the connections."""
+        """Give running statements 2 seconds, then cut the connections."""
         for pool in (self._pool, self._committing):
             with anyio.move_on_after(2, shield=True) as scope:
                 await pool.close()
             if scope.cancelled_caught:
                 pool.terminate()
-
-    async def drop_connections(self) -> None:
-        """Replace every connection at its next use (after the server was gone)."""
-        await self._pool.expire_connections()
-        await self._committing.expire_connections()
-
-    @asynccontextmanager
-    async def connection(self, *, committing: bool = False) -> AsyncIterator[Any]:
-        """A connection of the pool, with errors turned into ours."""
-        pool = self._committing if committing else self._pool
-        try:
-            async with pool.acquire(timeout=CONNECT_TIMEOUT) as connection:
-                yield connection
-        except _CONTENDED as error:
-            raise Contended(f"the database made us yield: {error}") from error
-        except _NO_SCHEMA as error:
-            raise DatabaseUnavailable(
-                f"the schema is missing or wrong: {error}", "run `gpustackd migrate`"
-            ) from error
-        except asyncpg.InsufficientPrivilegeError as error:
-            raise DatabaseUnavailable(
-                f"the database does not let this user do that: {error}",
-                "grant it, or connect as another user",
-            ) from error
-        except UNREACHABLE as error:
-            raise unavailable(self._url, error) from error
-
-    async def _fetch(self, sql: str, *arguments: Any) -> list[Any]:
-        async with self.connection() as connection:
-            found: list[Any] = await connection.fetch(sql, *arguments)
-            return found

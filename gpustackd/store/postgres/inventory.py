@@ -1,25 +1,19 @@
-"""What is there, for people and their scripts: rows of every kind, where instances are, and why.
+"""Rows for people and their scripts: of every kind, where instances are, and why.
 
-Shapes are stable: `gpustackd get -o json` prints them as they are. Sizes in bytes, times as ISO 8601.
+`gpustackd get -o json` prints these rows unchanged, so their shape is stable. Sizes in bytes, times as
+ISO 8601.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import asyncpg
-
-from gpustackd.errors import DatabaseUnavailable, Refused
-from gpustackd.store.postgres.connect import UNREACHABLE, connect, unavailable
-from gpustackd.store.postgres.jsonb import set_codec
-from gpustackd.store.postgres.revision import judge
+from gpustackd.errors import Refused
+from gpustackd.store.postgres.connect import Connection
 
 Row = dict[str, Any]
-Connection = asyncpg.Connection
-"""What the commands hold in their hands; only this package knows more of it."""
 
 _WORKERS = """
 SELECT w.id, w.name, c.name AS cluster, w.state, w.state_message, w.labels, w.ip, w.cpu_arch,
@@ -106,54 +100,17 @@ _QUERIES: Mapping[str, str] = {
 }
 
 
-_GONE = (*(e for e in UNREACHABLE if not issubclass(OSError, e) and e is not TimeoutError), ConnectionError)
-"""The server went away; other OS errors in the body of `connected` are about other things, such as files."""
-
-
-@asynccontextmanager
-async def connected(
-    url: str, application_name: str, *, any_revision: bool = False, **more: Any
-) -> AsyncIterator[asyncpg.Connection]:
-    """One connection for a command, jsonb as Python values; the schema must be this build's.
-
-    Raise DatabaseUnavailable, also where the server goes away on the way, or WrongRevision.
-    """
-    connection = await connect(url, application_name=application_name, **more)
-    try:
-        await set_codec(connection)
-        if not any_revision:
-            judge(await revision(connection))
-        yield connection
-    except asyncpg.InsufficientPrivilegeError as error:
-        raise DatabaseUnavailable(
-            f"the database does not let this user do that: {error}", "grant it, or connect as another user"
-        ) from error
-    except _GONE as error:
-        raise unavailable(url, error) from error
-    finally:
-        connection.terminate() if connection.is_closed() else await connection.close(timeout=5)
-
-
-async def revision(connection: asyncpg.Connection) -> str | None:
-    """The schema's revision, None where there is no schema of ours."""
-    there = await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL")
-    if not there:
-        return None
-    found = await connection.fetchval("SELECT version_num FROM alembic_version")
-    return None if found is None else str(found)
-
-
 class InventoryReads:
-    """Reads rows of one kind, or what is known of one instance, over a connection."""
+    """Reads rows of one kind, or the history of one instance."""
 
-    def __init__(self, connection: asyncpg.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
     async def rows(self, kind: str, name: str | None = None) -> list[Row]:
         """Rows of `clusters`, `workers`, `gpus`, `models` or `instances`, by name; all for None.
 
-        A GPU's name is `worker:type:index`, or its worker's for all of that one. Raise Refused where a
-        name is given and nothing has it.
+        The name of a GPU is `worker:type:index`; a worker's name stands for all its GPUs. Raises Refused
+        where a name is given and no row has it.
         """
         found = [plain(r) for r in await self.connection.fetch(_QUERIES[kind], name)]
         if name is not None and not found:
@@ -167,17 +124,17 @@ class InventoryReads:
         return [plain(r) for r in await self.connection.fetch(_DECISIONS, instance_id, limit)]
 
     async def holders(self) -> list[Row]:
-        """Every instance that has a place: id, name, model, model_id, priority."""
+        """Every placed instance: id, name, model, model_id, priority."""
         return [dict(r) for r in await self.connection.fetch(_HOLDERS)]
 
     async def counts(self) -> dict[str, int]:
-        """Instances by state; states that nobody is in are left out."""
+        """Number of instances by state; states without any are left out."""
         rows = await self.connection.fetch("SELECT state, count(*) AS n FROM model_instances GROUP BY state")
         return {r["state"]: r["n"] for r in rows}
 
 
-def plain(row: Mapping[str, Any] | asyncpg.Record) -> Row:
-    """A row as JSON can hold it."""
+def plain(row: Mapping[str, Any]) -> Row:
+    """A row with its times as text, ready for JSON."""
     return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in dict(row).items()}
 
 

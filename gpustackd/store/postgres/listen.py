@@ -1,4 +1,4 @@
-"""The listening connection: hears wake-ups, proves to itself that it hears, comes back when it is lost."""
+"""The listening connection: receives notifications, probes itself, and reconnects when it is lost."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gpustackd.store.postgres.connect import CONNECT_TIMEOUT, SCHEMA, UNREACHABL
 
 
 @dataclass(slots=True)
-class Hearing:
-    """How the listening goes."""
+class ListenerStatus:
+    """Whether notifications arrive, and what went wrong so far."""
 
     listening: bool = False
     deaf: bool = False
-    """The connection is up, but what it sends to itself does not come."""
+    """The connection is up, but its own probes do not arrive."""
     reconnects: int = 0
     probe_failures: int = 0
 
 
-def parse(payload: str) -> Wake:
-    """`kind [id,id,…]` as the triggers write it; anything else is a reason to look at everything."""
+def parse_notification(payload: str) -> Wake:
+    """`kind [id,id,…]` as the triggers write it; anything else asks for a full scan."""
     kind, _, rest = payload.partition(" ")
     try:
         ids = tuple(int(x) for x in rest.split(",")) if rest else ()
@@ -38,10 +38,10 @@ def parse(payload: str) -> Wake:
 
 
 class Listener:
-    """A service of the daemon; `hearing` says how it goes.
+    """A service of the daemon; `status` says how it goes.
 
-    `probe` sends a notification over another connection (channel, payload). One that is not heard within
-    `probe_timeout` means that this connection is deaf: half-open, or behind a pooler that swallows LISTEN.
+    `probe` sends a notification over another connection (channel, payload). Where it does not arrive within
+    `probe_timeout` seconds, this connection is deaf: half-open, or behind a pooler that swallows LISTEN.
     """
 
     name = "listener"
@@ -53,14 +53,14 @@ class Listener:
         replica: str,
         probe: Callable[[str, str], Awaitable[None]],
         on_wake: Callable[[Wake], None],
-        on_change: Callable[[Hearing], None] = lambda _: None,
+        on_change: Callable[[ListenerStatus], None] = lambda _: None,
         probe_interval: float = 10.0,
         probe_timeout: float = 5.0,
         retry: float = 0.5,
-        retry_most: float = 5.0,
+        max_retry: float = 5.0,
         setup_timeout: float = CONNECT_TIMEOUT,
     ) -> None:
-        self.hearing = Hearing()
+        self.status = ListenerStatus()
         self._url = url
         self._name = f"gpustackd listen {replica}"[:63]
         self._own = f"gpustackd_probe_{replica}".replace("-", "_")[:63]
@@ -70,15 +70,16 @@ class Listener:
         self._interval = probe_interval
         self._timeout = probe_timeout
         self._retry = retry
-        self._retry_most = retry_most
+        self._max_retry = max_retry
         self._setup_timeout = setup_timeout
-        self._heard = anyio.Event()
+        self._probe_received = anyio.Event()
         self._lost = anyio.Event()
         self._reported: tuple[bool, bool] | None = None
-        """(listening, deaf) as `on_change` was given them last; that it never connected is worth a call too."""
+        """(listening, deaf) of the last call of `on_change`; None = none yet, so that a first failure is
+        reported too."""
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. After every (re)connect an `overflow` wake asks for one full scan."""
+        """Listen until cancelled. After every (re)connect an `overflow` wake asks for one full scan."""
         task_status.started()
         wait = self._retry
         first = True
@@ -87,68 +88,68 @@ class Listener:
                 with anyio.fail_after(self._setup_timeout):
                     connection = await connect(self._url, application_name=self._name)
             except (DatabaseUnavailable, TimeoutError):
-                self.hearing.deaf = False
+                self.status.deaf = False
                 self._set(False)
                 await anyio.sleep(wait)
-                wait = min(wait * 2, self._retry_most)
+                wait = min(wait * 2, self._max_retry)
                 continue
             if not first:
-                self.hearing.reconnects += 1
+                self.status.reconnects += 1
             first = False
             try:
-                heard = await self._listen(connection)
-            except (*UNREACHABLE, asyncpg.PostgresError):  # also: time-outs that a role carries
-                heard = False
+                received = await self._listen(connection)
+            except (*UNREACHABLE, asyncpg.PostgresError):  # also: timeouts set for this role
+                received = False
             finally:
                 connection.terminate()
-            self._set(False)  # not where we are cancelled: an orderly end is no loss
-            wait = self._retry if heard else min(wait * 2, self._retry_most)
+            self._set(False)  # not reached when cancelled: an orderly end is no loss
+            wait = self._retry if received else min(wait * 2, self._max_retry)
             await anyio.sleep(wait)
 
     async def _listen(self, connection: Any) -> bool:
-        """Returns (whether anything was ever heard) once the connection is lost or deaf."""
+        """Returns once the connection is lost or deaf: whether anything was ever received."""
         self._lost = anyio.Event()
         connection.add_termination_listener(lambda _: self._lost.set())
         with anyio.fail_after(self._setup_timeout):
             schema = await connection.fetchval(SCHEMA)
             await connection.add_listener(f"gpustackd_{schema}"[:63], self._notified)
             await connection.add_listener(self._own, self._probed)
-        heard_once = False
+        received_once = False
         while True:
-            if not await self._hears_itself():
-                self.hearing.probe_failures += 1
+            if not await self._receives_probe():
+                self.status.probe_failures += 1
                 self._set(False)
-                return heard_once
-            if not heard_once:
-                heard_once = True
+                return received_once
+            if not received_once:
+                received_once = True
                 self._set(True)
                 self._on_wake(Wake("overflow"))
             with anyio.move_on_after(self._interval):
                 await self._lost.wait()
-                return heard_once
+                return received_once
 
-    async def _hears_itself(self) -> bool:
-        self._heard = anyio.Event()
+    async def _receives_probe(self) -> bool:
+        self._probe_received = anyio.Event()
         sent = False
         try:
             with anyio.fail_after(self._timeout):
                 await self._probe(self._own, "probe")
                 sent = True
-                await self._heard.wait()
+                await self._probe_received.wait()
         except (TimeoutError, DatabaseUnavailable, Contended):
-            self.hearing.deaf = sent and not self._lost.is_set()
+            self.status.deaf = sent and not self._lost.is_set()
             return False
-        self.hearing.deaf = False
+        self.status.deaf = False
         return not self._lost.is_set()
 
     def _notified(self, _: Any, __: int, ___: str, payload: object) -> None:
-        self._on_wake(parse(str(payload)))
+        self._on_wake(parse_notification(str(payload)))
 
     def _probed(self, *_: object) -> None:
-        self._heard.set()
+        self._probe_received.set()
 
     def _set(self, listening: bool) -> None:
-        self.hearing.listening = listening
-        if self._reported != (listening, self.hearing.deaf):
-            self._reported = listening, self.hearing.deaf
-            self._on_change(self.hearing)
+        self.status.listening = listening
+        if self._reported != (listening, self.status.deaf):
+            self._reported = listening, self.status.deaf
+            self._on_change(self.status)

@@ -1,4 +1,4 @@
-"""Bring the schema to a revision: under a lock, each step its own transaction, safe to run many at once."""
+"""Bring the schema to a revision: under a lock, each step in its own transaction; many may run at once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from gpustackd.errors import DatabaseUnavailable, UsageError
 from gpustackd.store.postgres.connect import connect, unavailable
-from gpustackd.store.postgres.revision import judge
+from gpustackd.store.postgres.revision import HEAD, REVISIONS, check_revision
 
 T = TypeVar("T")
 
 LOCK_TIMEOUT = "3s"
-"""How long a DDL statement queues for a table lock, live traffic behind it, before it gives way."""
+"""How long a DDL statement waits for a table lock, with live traffic queued behind it, before it gives up."""
 
-_TRIES = 40
+_ATTEMPTS = 40
 _NOT_AVAILABLE = {"55P03", "40P01"}
 _REFUSED = {
     "42501": "grant this user CREATE on the schema, or migrate as its owner",
@@ -64,19 +64,6 @@ def _config(output: io.StringIO | None = None) -> Config:
     return config
 
 
-def head() -> str:
-    """The newest revision that this build knows."""
-    found = ScriptDirectory.from_config(_config()).get_current_head()
-    if found is None:
-        raise UsageError("the migrations of gpustackd are missing", "reinstall the package")
-    return found
-
-
-def revisions() -> set[str]:
-    """All revisions that this build knows."""
-    return {s.revision for s in ScriptDirectory.from_config(_config()).walk_revisions()}
-
-
 async def on_connection(url: str, work: Callable[[Connection], T], *, lock_timeout: str = LOCK_TIMEOUT) -> T:
     """Run synchronous SQLAlchemy work on one connection of its own."""
 
@@ -108,13 +95,12 @@ def _move(to: str, connection: Connection) -> None:
     script = ScriptDirectory.from_config(config)
     now = _current(connection)
     connection.rollback()
-    known = {s.revision for s in script.walk_revisions()}
-    if now is not None and now not in known:
-        judge(now)
+    if now is not None and now not in REVISIONS:
+        check_revision(now)
     try:
         target = script.get_revision(to) if to != "base" else None
     except CommandError as error:
-        raise UsageError(f"there is no revision {to!r}: {error}", f"the newest is {head()}") from None
+        raise UsageError(f"there is no revision {to!r}: {error}", f"the newest is {HEAD}") from None
     below = {s.revision for s in script.iterate_revisions(now, "base")} if now else set()
     if target is None or (target.revision in below and target.revision != now):
         command.downgrade(config, to)
@@ -130,7 +116,7 @@ async def migrate(
 
     Raises DatabaseUnavailable, WrongRevision (newer than this build) or UsageError (no such revision or
     schema).
-    Killed half-way, it leaves whole steps behind; the next run goes on.
+    If it is killed, complete steps remain; the next run continues from there.
     """
     try:
         return await _migrate(url, to, say)
@@ -163,14 +149,14 @@ async def _migrate(url: str, to: str, say: Callable[[str], None]) -> tuple[str |
             # Polled, not queued: a queued lock would hold a snapshot and block index builds of the other.
             await anyio.sleep(0.2)
         before = await current(url)
-        if to == "head" and before == head():
+        if to == "head" and before == HEAD:
             return before, before
-        for attempt in range(_TRIES):
+        for attempt in range(_ATTEMPTS):
             try:
                 await on_connection(url, partial(_move, to))
                 break
             except DBAPIError as error:
-                if _state(error) not in _NOT_AVAILABLE or attempt == _TRIES - 1:
+                if _state(error) not in _NOT_AVAILABLE or attempt == _ATTEMPTS - 1:
                     raise
                 say("a table is in use; trying again")
                 await anyio.sleep(min(0.1 * 2**attempt, 2))
@@ -184,16 +170,3 @@ def sql(to: str = "head") -> str:
     output = io.StringIO()
     command.upgrade(_config(output), to, sql=True)
     return output.getvalue()
-
-
-__all__ = [
-    "DatabaseUnavailable",
-    "current",
-    "head",
-    "judge",
-    "migrate",
-    "on_connection",
-    "revisions",
-    "scripts",
-    "sql",
-]

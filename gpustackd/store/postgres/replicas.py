@@ -1,4 +1,4 @@
-"""Replicas over PostgreSQL: which models are not at their number, what is there, and the guarded write."""
+"""`ports.ReplicaStore` over PostgreSQL: models out of sync, their instances, and the guarded write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gpustackd.ports import ReplicaSnapshot, SyncResult
 from gpustackd.replicas.replica import replica
 from gpustackd.replicas.sync_plan import SyncPlan
-from gpustackd.store.postgres.store import PostgresStore
+from gpustackd.store.postgres.connections import Connections
 
 _OUT_OF_SYNC = """
 SELECT m.id
@@ -23,7 +23,7 @@ SELECT m.id
         OR jsonb_typeof(m.scaling_schedule) NOT IN ('object', 'null')
         OR jsonb_typeof(m.scaling_schedule -> 'enabled') NOT IN ('boolean', 'null'))
  ORDER BY m.priority DESC, m.id"""
-# Two statements: one for both would be planned once, and read everything for a few.
+# Two statements: a single one would be planned once for both, and read all rows for a few models.
 _ALL = _OUT_OF_SYNC.format(instances="true", models="true")
 _SOME = _OUT_OF_SYNC.format(instances="model_id = ANY ($1::bigint[])", models="m.id = ANY ($1::bigint[])")
 
@@ -45,7 +45,7 @@ SELECT i.id, i.name, i.state, i.worker_id, w.state AS worker_state, i.gpu_type, 
 
 _SYNC = "SELECT gpustackd_sync_replicas($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 
-# A row that somebody holds is passed over: what he writes is told when he is done.
+# A row that another transaction has locked is skipped: its change will notify.
 _SET = """
 UPDATE models SET replicas = $2
  WHERE id = (SELECT id FROM models WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED)
@@ -53,20 +53,20 @@ UPDATE models SET replicas = $2
    AND ($4::timestamptz IS NULL OR clock_timestamp() < $4) RETURNING id"""
 
 
-class PostgresReplicas:
-    """`ports.ReplicaStore` through the pool of a `PostgresStore`."""
+class PostgresReplicaStore:
+    """`ports.ReplicaStore` over the daemon's pool."""
 
-    def __init__(self, store: PostgresStore) -> None:
-        self._store = store
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
 
     async def out_of_sync(self, ids: Sequence[int] | None) -> Sequence[int]:
-        async with self._store.connection() as connection:
-            rows = await (connection.fetch(_ALL) if ids is None else connection.fetch(_SOME, list(ids)))
+        fetch = self._connections.fetch
+        rows = await (fetch(_ALL) if ids is None else fetch(_SOME, list(ids)))
         return [r["id"] for r in rows]
 
     async def replicas(self, model_id: int) -> ReplicaSnapshot | None:
-        async with self._store.connection() as connection:
-            # The words first: whatever changes between the two looks makes the write be refused.
+        async with self._connections.acquire() as connection:
+            # The digests first: whatever changes between the two statements makes the write fail its check.
             model = await connection.fetchrow(_MODEL, model_id)
             rows: list[Any] = await connection.fetch(_ROWS, model_id) if model is not None else []
         if model is None:
@@ -90,25 +90,23 @@ class PostgresReplicas:
     async def sync(
         self, seen: ReplicaSnapshot, replicas: int, plan: SyncPlan, names: Sequence[Sequence[str]]
     ) -> SyncResult:
-        async with self._store.connection() as connection:
-            said = await connection.fetchval(
-                _SYNC,
-                seen.model_id,
-                replicas,
-                seen.members_digest,
-                seen.states_digest,
-                [new.number for new in plan.add],
-                [name for several in names for name in several],
-                [n for n, several in enumerate(names, 1) for _ in several],
-                [new.role for new in plan.add],
-                [new.group_id for new in plan.add],
-                list(plan.delete),
-                list(plan.drain),
-                list(plan.undrain),
-            )
-        return SyncResult(said)
+        result = await self._connections.fetchval(
+            _SYNC,
+            seen.model_id,
+            replicas,
+            seen.members_digest,
+            seen.states_digest,
+            [new.number for new in plan.add],
+            [name for candidates in names for name in candidates],
+            [n for n, candidates in enumerate(names, 1) for _ in candidates],
+            [new.role for new in plan.add],
+            [new.group_id for new in plan.add],
+            list(plan.delete),
+            list(plan.drain),
+            list(plan.undrain),
+        )
+        return SyncResult(result)
 
     async def set_replicas(self, seen: ReplicaSnapshot, replicas: int, until: datetime | None) -> bool:
-        async with self._store.connection() as connection:
-            found = await connection.fetchval(_SET, seen.model_id, replicas, seen.schedule_digest, until)
-        return found is not None
+        written = await self._connections.fetchval(_SET, seen.model_id, replicas, seen.schedule_digest, until)
+        return written is not None

@@ -1,22 +1,32 @@
-"""Which revision of the schema this build works with, and what to say of another one."""
+"""The schema's revision: which one this build works with, which one a database has."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpustackd.errors import WrongRevision
 
-HEAD = "0001"
-"""The newest revision; a test holds it against the folder of migrations."""
+REVISIONS = ("0001",)
+"""All revisions, oldest first; a test compares them with the folder of migrations."""
+HEAD = REVISIONS[-1]
+"""The revision that this build works with."""
 
 
-def judge(revision: str | None) -> None:
-    """Raise WrongRevision unless the schema's revision is the one that this build works with."""
+async def read_revision(connection: Any) -> str | None:
+    """The revision of the schema; None where there is no schema of ours."""
+    if not await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL"):
+        return None
+    found = await connection.fetchval("SELECT version_num FROM alembic_version")
+    return None if found is None else str(found)
+
+
+def check_revision(revision: str | None) -> None:
+    """Raise WrongRevision unless the schema has the revision that this build works with."""
     if revision == HEAD:
         return
     if revision is None:
         raise WrongRevision("the database has no gpustackd schema", "run `gpustackd migrate`")
-    from gpustackd.store.postgres.migrate import revisions  # heavy, and wanted only for the difference
-
-    if revision in revisions():
+    if revision in REVISIONS:
         raise WrongRevision(
             f"schema is older ({revision}) than this build ({HEAD})", "run `gpustackd migrate`"
         )

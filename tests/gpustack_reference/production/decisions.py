@@ -13,7 +13,7 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import ModelSpec, model_spec
 from gpustackd.domain.outcome import NoFit, Part, Placed, Placement, Reason
-from gpustackd.domain.pools import Pools, instance_type
+from gpustackd.domain.pools import Pools, gpu_pool
 from gpustackd.errors import BadRow
 from gpustackd.estimate.demand import build_demand
 from gpustackd.placement.decide import decide
@@ -169,8 +169,7 @@ def policy(case: Case) -> Policy:
     """The default policy with the pools of the case."""
     asked = case["model"]
     types = [
-        instance_type(t["name"], t.get("cluster_id"), t.get("detail"))
-        for t in asked.get("instance_types") or []
+        gpu_pool(t["name"], t.get("cluster_id"), t.get("detail")) for t in asked.get("instance_types") or []
     ]
     devices = {asked["cluster_id"]: asked.get("cluster_devices")} if asked.get("cluster_id") else {}
     return Policy(pools=Pools.of(types, devices))

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpustackd.domain.facts import HyperParameters, ModelFacts
 from gpustackd.domain.model_spec import ModelSpec, model_spec
-from gpustackd.domain.quantity import quantity
+from gpustackd.domain.sizes import quantity
 from gpustackd.engines.parallelism import WorldSize
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate.demand import build_demand

@@ -128,11 +128,11 @@ async def evaluated(named: int | None, *, waits: bool, kind: str = "CREATED") ->
 
 def _store(ids: Iterable[int], running: Iterable[int]) -> MemoryStore:
     store = MemoryStore()
-    model = store.insert("models", name="m")
+    model = store.database.insert("models", name="m")
     for id_ in ids:
-        store.insert("model_instances", id=id_, name=f"i{id_}", model_id=model)
+        store.database.insert("model_instances", id=id_, name=f"i{id_}", model_id=model)
     for id_ in running:
-        store.model_instances[id_].state = InstanceState.RUNNING
+        store.database.model_instances[id_].state = InstanceState.RUNNING
     return store
 
 

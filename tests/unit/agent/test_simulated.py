@@ -10,13 +10,13 @@ from gpustackd.agent.register import cards
 from gpustackd.agent.simulated import Script, Steps
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.errors import UsageError
-from gpustackd.store.postgres.worker_side import Task
+from gpustackd.store.postgres.worker_reports import AgentTask
 
-TASK = Task(1, "a-0", InstanceState.SCHEDULED, 7, 3, 0)
+TASK = AgentTask(1, "a-0", InstanceState.SCHEDULED, 7, 3, 0)
 GIB = 2**30
 
 
-def walked(script: Script, task: Task) -> list[InstanceState]:
+def walked(script: Script, task: AgentTask) -> list[InstanceState]:
     states = []
     while task.state not in (InstanceState.RUNNING, InstanceState.ERROR):
         task = replace(task, state=script.step(task)[0])

@@ -80,7 +80,7 @@ kind: Modell
         ("kind: ModelInstance\nname: i", "model or model_id is missing"),
         ("kind: ModelFile\nmodel: m", "worker or worker_id is missing"),
         ("kind: ModelInstance\nname: i\nmodel: m\ngpu_indexes: [0, 0]", "names a GPU twice"),
-        ("kind: Cluster\nname: a\n---\nkind: Cluster\nname: a", "document 1 is about the same one"),
+        ("kind: Cluster\nname: a\n---\nkind: Cluster\nname: a", "document 1 is about the same row"),
     ],
 )
 def test_a_mistake_is_named_with_its_field(text: str, expected: str) -> None:
@@ -151,6 +151,7 @@ def test_merge_keys_may_override_what_they_merge() -> None:
         ("81559 MiB", 85520809984),
         (8e10, 80000000000),
         ("7", 7),
+        ("1e3", 1000),
     ],
 )
 def test_sizes_are_bytes_with_or_without_a_unit(text: object, expected: int) -> None:
@@ -158,7 +159,7 @@ def test_sizes_are_bytes_with_or_without_a_unit(text: object, expected: int) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["80 gigs", "-1", -1, 1.5, True, None, "1e3", "0.3KiB", 2**63, "99999999TiB"]
+    "text", ["80 gigs", "-1", -1, 1.5, True, None, "80m", "0.3KiB", 2**63, "99999999TiB"]
 )
 def test_what_is_no_size_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="must"):

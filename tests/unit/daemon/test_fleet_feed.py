@@ -30,15 +30,15 @@ class Held(MemoryStore):
 
 async def test_a_deletion_that_is_told_while_a_look_is_under_way_is_seen_by_the_next_one() -> None:
     store = Held()
-    first = store.insert("workers", name="w1", state="READY")
-    store.insert("workers", name="w2", state="READY")
+    first = store.database.insert("workers", name="w1", state="READY")
+    store.database.insert("workers", name="w2", state="READY")
     feed = FleetFeed(store)
     await feed.load()
     store.answer, store.asked = anyio.Event(), anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(feed.refresh)
         await store.asked.wait()
-        store.delete("workers", first)
+        store.database.delete("workers", first)
         feed.reload_next()
         store.answer.set()
     await feed.refresh()
@@ -48,15 +48,15 @@ async def test_a_deletion_that_is_told_while_a_look_is_under_way_is_seen_by_the_
 async def test_workers_take_their_positions_by_id_whatever_the_order_of_rows() -> None:
     store = MemoryStore()
     for n in (3, 1, 2):
-        store.insert("workers", id=n, name=f"w{n}", state="READY")
+        store.database.insert("workers", id=n, name=f"w{n}", state="READY")
     feed = FleetFeed(store)
     await feed.load()
     assert feed.fleet.worker_id[:3].tolist() == [1, 2, 3]
     assert feed.fleet.order is None
-    store.delete("workers", 1)
+    store.database.delete("workers", 1)
     feed.reload_next()
     await feed.refresh()
-    store.insert("workers", id=9, name="w9", state="READY")
+    store.database.insert("workers", id=9, name="w9", state="READY")
     await feed.refresh()
     fleet = feed.fleet
     ids = fleet.worker_id[: fleet.count][fleet.alive[: fleet.count]]

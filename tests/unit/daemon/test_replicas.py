@@ -65,10 +65,10 @@ class House:
         self.told = Told()
         self.workers = []
         for n in range(2):
-            worker = self.store.insert("workers", name=f"w{n}", state="READY", ram_total=64 * GIB)
+            worker = self.store.database.insert("workers", name=f"w{n}", state="READY", ram_total=64 * GIB)
             self.workers.append(worker)
             for index in range(2):
-                self.store.insert(
+                self.store.database.insert(
                     "gpu_devices", worker_id=worker, index=index, type="cuda", vram_total=24 * GIB
                 )
 
@@ -79,17 +79,17 @@ class House:
         )  # fmt: skip
 
     def model(self, replicas: int | None, **columns: Any) -> int:
-        return self.store.insert(
-            "models", name=f"m{len(self.store.models_by_id)}", replicas=replicas, **columns
+        return self.store.database.insert(
+            "models", name=f"m{len(self.store.database.models)}", replicas=replicas, **columns
         )
 
     def there(self, model: int) -> list[int]:
-        return sorted(i.id for i in self.store.model_instances.values() if i.model_id == model)
+        return sorted(i.id for i in self.store.database.model_instances.values() if i.model_id == model)
 
     def set(self, instance: int, **columns: Any) -> None:
         """Past every guard, as rows from elsewhere come."""
         for name, value in columns.items():
-            setattr(self.store.model_instances[instance], name, value)
+            setattr(self.store.database.model_instances[instance], name, value)
 
     def runs(self, model: int, worker: int | None = None) -> None:
         claim = {"ram": 0, "vram": {"0": 8 * GIB}}
@@ -105,7 +105,7 @@ async def test_a_scale_down_meets_rows_that_miss_their_worker_or_their_claim(str
     house = House()
     model = house.model(None, placement_strategy=str(strategy))
     one, two, three, four = (
-        house.store.insert("model_instances", name=f"i{n}", model_id=model) for n in range(4)
+        house.store.database.insert("model_instances", name=f"i{n}", model_id=model) for n in range(4)
     )
     house.runs(model)
     house.set(two, worker_id=987654)
@@ -114,7 +114,7 @@ async def test_a_scale_down_meets_rows_that_miss_their_worker_or_their_claim(str
     )
     house.set(four, computed_resource_claim={"ram": 0})
     for replicas, left in ((3, {one, four, two, three}), (2, {one, four}), (1, {one})):
-        house.store.update("models", model, replicas=replicas)
+        house.store.database.update("models", model, replicas=replicas)
         await house.daemon().sync_model(model)
         assert set(house.there(model)) <= left
         assert len(house.there(model)) == replicas
@@ -133,7 +133,7 @@ async def test_who_comes_second_finds_it_done() -> None:
     await first.sync_model(model)
     assert len(house.there(model)) == 3
     assert house.told.outcomes == ["done", "changed"]
-    house.store.update("models", model, replicas=1)
+    house.store.database.update("models", model, replicas=1)
     house.kept.meanwhile.append(other)
     await first.sync_model(model)
     assert len(house.there(model)) == 1
@@ -150,7 +150,7 @@ async def test_a_neighbour_that_fails_between_look_and_write_goes_instead() -> N
     async def fails() -> None:
         house.set(older, state=InstanceState.ERROR)
 
-    house.store.update("models", model, replicas=1)
+    house.store.database.update("models", model, replicas=1)
     house.kept.meanwhile.append(fails)
     await house.daemon().sync_model(model)
     assert house.there(model) == [younger]
@@ -160,11 +160,11 @@ async def test_a_neighbour_that_fails_between_look_and_write_goes_instead() -> N
 async def test_names_of_others_are_passed_over_however_many_there_are() -> None:
     house = House()
     elsewhere = house.model(None)
-    model = house.store.insert("models", name="m", replicas=2)
+    model = house.store.database.insert("models", name="m", replicas=2)
     for n in range(1, 60):
-        house.store.insert("model_instances", name=f"m-{n}", model_id=elsewhere)
+        house.store.database.insert("model_instances", name=f"m-{n}", model_id=elsewhere)
     await house.daemon().sync_model(model)
-    assert [house.store.model_instances[i].name for i in house.there(model)] == ["m-60", "m-61"]
+    assert [house.store.database.model_instances[i].name for i in house.there(model)] == ["m-60", "m-61"]
 
 
 async def test_a_drain_says_when_to_look_again_by_the_databases_clock() -> None:
@@ -173,7 +173,7 @@ async def test_a_drain_says_when_to_look_again_by_the_databases_clock() -> None:
     daemon = house.daemon()
     assert await daemon.sync_model(model) is None
     house.runs(model)
-    house.store.update("models", model, replicas=1)
+    house.store.database.update("models", model, replicas=1)
     assert await daemon.sync_model(model) == 60
     house.now += 25
     assert await house.daemon(2).sync_model(model) == pytest.approx(35)
@@ -253,11 +253,13 @@ async def test_three_daemons_and_users_at_random_end_at_the_number(seed: int) ->
         model = chance.choice(models)
         match chance.randrange(4):
             case 0:
-                house.store.update("models", model, replicas=chance.randint(0, 6))
+                house.store.database.update("models", model, replicas=chance.randint(0, 6))
             case 1:
-                house.store.insert("model_instances", name=f"x{chance.getrandbits(60)}", model_id=model)
+                house.store.database.insert(
+                    "model_instances", name=f"x{chance.getrandbits(60)}", model_id=model
+                )
             case 2:
-                house.store.delete("model_instances", *house.there(model)[:1])
+                house.store.database.delete("model_instances", *house.there(model)[:1])
             case _:
                 for i in house.there(model):
                     state = chance.choice([InstanceState.RUNNING, InstanceState.ERROR])
@@ -279,6 +281,6 @@ async def test_three_daemons_and_users_at_random_end_at_the_number(seed: int) ->
         if seed % 2:  # what began to drain only now has its time too
             house.now += 60
             await daemons[0].sync_model(model)
-        assert len(house.there(model)) == house.store.models_by_id[model].columns["replicas"]
+        assert len(house.there(model)) == house.store.database.models[model].columns["replicas"]
     assert await house.kept.out_of_sync(None) == []
     assert house.told.errors == []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustackd.domain.pools import FULL, Pools, instance_type, inventory
-from gpustackd.domain.quantity import quantity
+from gpustackd.domain.pools import FULL, Pools, gpu_pool, inventory
+from gpustackd.domain.sizes import quantity
 
 MIB = 1024**2
 DETAIL = {
@@ -26,7 +26,9 @@ DETAIL = {
         ("80Gi", 80 * 1024**3), (85899345920, 85899345920), ("85899345920", 85899345920),
         ("1.5T", 1_500_000_000_000),
         ("1e3", 1000), ("1E", 10**18), ("24564Mi", 25_757_220_864), (" 5k ", 5000), (".5Ki", 512),
-        ("-1", None), ("", None), ("80 Gi", None), ("80GiB", None), ("x", None), (True, None), (1.5, None),
+        ("80 Gi", 80 * 1024**3), ("80GiB", 80 * 1024**3), ("1.5 gb", 1_500_000_000), ("12000m", 12),
+        ("129e6", 129_000_000), ("7 bytes", 7), ("2.k", 2000),
+        ("-1", None), ("", None), ("x", None), ("5i", None), ("5ib", None), (True, None), (1.5, None),
         (None, None), (["80Gi"], None), ("9" * 30, None), ("9E", None),
     ],
 )  # fmt: skip
@@ -41,7 +43,7 @@ def test_no_quantity_is_negative_or_raises(raw):
 
 
 def test_an_instance_type_is_read_with_its_partitions():
-    found = instance_type("pool", 1, DETAIL)
+    found = gpu_pool("pool", 1, DETAIL)
     assert (found.memory, found.manufacturer, found.label) == (80 * 1024**3, "nvidia", "A100-80GB-PCIe")
     assert dict(found.profiles) == {"1g.40gb": 40960 * MIB}
 
@@ -51,7 +53,7 @@ def test_an_instance_type_is_read_with_its_partitions():
     [({"manufacturer": "nvidia"}, "nvidia"), ({}, "pool"), (None, "pool"), ({"product": 7}, "pool")],
 )
 def test_the_label_falls_back_to_manufacturer_then_name(detail, label):
-    assert instance_type("pool", 1, detail).label == label
+    assert gpu_pool("pool", 1, detail).label == label
 
 
 KEYS = [
@@ -67,7 +69,7 @@ json_values = st.recursive(
 
 @given(json_values, json_values)
 def test_rows_of_any_shape_are_read_without_raising(detail, devices):
-    pools = Pools.of([instance_type("t", 1, detail)], {1: devices})
+    pools = Pools.of([gpu_pool("t", 1, detail)], {1: devices})
     found = pools.named("t", 1)
     assert found is not None
     assert found.memory is None or found.memory >= 0
@@ -89,9 +91,7 @@ def test_an_inventory_has_groups_by_node():
 
 
 def test_a_type_is_looked_up_in_the_cluster_then_among_those_of_no_cluster():
-    pools = Pools.of(
-        [instance_type("a", 1, {}), instance_type("a", 2, DETAIL), instance_type("b", None, DETAIL)]
-    )
+    pools = Pools.of([gpu_pool("a", 1, {}), gpu_pool("a", 2, DETAIL), gpu_pool("b", None, DETAIL)])
     assert pools.named("a", 2).memory == 80 * 1024**3
     assert pools.named("a", 3) is None
     assert pools.named("b", 3).cluster_id is None

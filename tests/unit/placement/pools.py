@@ -6,7 +6,7 @@ from typing import Any
 
 from gpustackd.domain.demand import Demand, Engine
 from gpustackd.domain.facts import HyperParameters
-from gpustackd.domain.pools import Pools, instance_type
+from gpustackd.domain.pools import Pools, gpu_pool
 from gpustackd.placement.policy import Policy
 from tests import fleets
 from tests.fleets import GIB, model
@@ -21,7 +21,7 @@ A100 = {
 
 def policy(detail: dict[str, Any] | None = None, devices: Any = None, *, name: str = "pool") -> Policy:
     """A policy that knows one pool in cluster 1."""
-    types = [instance_type(name, 1, A100 if detail is None else detail)]
+    types = [gpu_pool(name, 1, A100 if detail is None else detail)]
     return Policy(pools=Pools.of(types, {1: devices}))
 
 

@@ -7,7 +7,7 @@ import pytest
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.domain.outcome import Check
 from gpustackd.placement.search_cache import SearchCache
-from gpustackd.store.postgres import ledger
+from gpustackd.store.placement_columns import claim_json
 from tests import fleets
 from tests.fleets import GIB, fleet, model, occupy, place, refused, seats
 from tests.gguf_sizes import SIZED_FOR, layered, toy
@@ -37,7 +37,7 @@ def test_a_model_that_one_gpu_holds_takes_one_gpu():
 
 def test_the_claim_says_for_which_context_it_was_sized():
     placed = place(fleet("1x1x4090-24"), layered(SMALL))
-    claim = ledger.claim_json(placed.parts[0], placed)
+    claim = claim_json(placed.parts[0], placed)
     assert claim["sized_for"] == SIZED_FOR
     assert (claim["offload_layers"], claim["total_layers"]) == (33, 33)
     assert "tensor_split" not in claim

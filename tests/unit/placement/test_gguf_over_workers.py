@@ -10,7 +10,7 @@ from gpustackd.domain.bookings import worker_bookings
 from gpustackd.domain.outcome import Placed
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.search_cache import SearchCache
-from gpustackd.store.postgres import ledger
+from gpustackd.store.placement_columns import claim_json, distributed_json
 from tests import fleets
 from tests.fleets import GIB, ask, fleet, occupy, place, refused, seats
 from tests.gguf_sizes import layered, toy
@@ -46,10 +46,10 @@ def test_remote_gpus_come_first_and_each_is_a_part_of_its_own():
 
 def test_what_is_written_for_whoever_starts_the_engine():
     placed = place(fleet("2x2x4090-24"), spread())
-    main = ledger.claim_json(placed.parts[0], placed)
+    main = claim_json(placed.parts[0], placed)
     assert main["tensor_split"] == [21, 21, 19]
     assert (main["offload_layers"], main["total_layers"]) == (61, 61)
-    (part,) = ledger.distributed_json(placed)["subordinate_workers"]
+    (part,) = distributed_json(placed)["subordinate_workers"]
     assert part["gpu_indexes"] == [0]
     claim = part["computed_resource_claim"]
     assert (claim["offload_layers"], claim["total_layers"]) == (21, 61)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpustackd.domain.outcome import Check, Cure
-from gpustackd.domain.pools import Pools, instance_type
+from gpustackd.domain.pools import Pools, gpu_pool
 from gpustackd.errors import BadRow
 from gpustackd.placement.policy import Policy
 from gpustackd.placement.rules.pool import ask_of, belongs, percentages
@@ -78,7 +78,7 @@ def test_a_pool_goes_neither_with_hand_picked_gpus_nor_with_several_gpus_of_a_sl
     ],
 )
 def test_the_size_of_a_part(ask, memory, size):
-    assert ask.size(instance_type("p", 1, A100 | {"memory": memory})) == size
+    assert ask.size(gpu_pool("p", 1, A100 | {"memory": memory})) == size
 
 
 # -- which device belongs to the pool ----------------------------------------------------------------
@@ -98,12 +98,12 @@ def test_the_size_of_a_part(ask, memory, size):
     ],
 )
 def test_a_device_belongs_to_the_pool_by_vendor_and_name(vendor, name, product, same):
-    pool = instance_type("p", 1, A100 | {"product": product})
+    pool = gpu_pool("p", 1, A100 | {"product": product})
     assert belongs(vendor, name, pool) is same
 
 
 def test_a_pool_without_manufacturer_has_no_devices():
-    assert not belongs("nvidia", "A100", instance_type("p", 1, {"product": "A100"}))
+    assert not belongs("nvidia", "A100", gpu_pool("p", 1, {"product": "A100"}))
 
 
 # -- one slice ---------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_indexes_that_no_card_of_the_worker_bears_do_not_shut_it_out():
     [
         (Policy(), half(30), "pool.no_types", ["'pool'", "no instance types at all"]),
         (policy(name="other"), half(30), "pool.unknown_type", ["'pool'", "it has other"]),
-        (Policy(pools=Pools.of([instance_type("pool", 1, None)])), half(30), "pool.no_detail", ["no detail"]),
+        (Policy(pools=Pools.of([gpu_pool("pool", 1, None)])), half(30), "pool.no_detail", ["no detail"]),
         (policy({"memory": "64Gi"}), half(30), "pool.no_accelerator", ["no manufacturer and product"]),
         (policy({**A100, "memory": None}), half(30), "pool.no_memory", ["A100 reports no card memory"]),
         (policy(), partition(30, profile="9g"), "pool.unknown_profile", ["A100", "'9g'", "3g.40gb"]),

@@ -14,7 +14,7 @@ from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import ModelSpec
 from gpustackd.domain.outcome import Reason
-from gpustackd.domain.pools import DeviceGroup, InstanceType, Inventory, Pools
+from gpustackd.domain.pools import DeviceGroup, GpuPool, Inventory, Pools
 from gpustackd.placement.diagnostics.wording import some
 from gpustackd.placement.rules.pool import belongs
 from gpustackd.placement.rules.resource_rules import PoolRequest
@@ -27,7 +27,7 @@ class NodeReport:
     """The inventory of one cluster (`nodes` None = it reports nothing), for one demand on one pool."""
 
     ask: PoolRequest
-    pool: InstanceType | None
+    pool: GpuPool | None
     nodes: Inventory | None
 
     def groups(self, node: str) -> tuple[DeviceGroup, ...] | None:
@@ -70,7 +70,7 @@ class NodeReport:
 
 
 def problem(
-    ask: PoolRequest, found: InstanceType | None, size: int, pools: Pools, spec: ModelSpec
+    ask: PoolRequest, found: GpuPool | None, size: int, pools: Pools, spec: ModelSpec
 ) -> Reason | None:
     """What is wrong with the pool itself, whatever the workers."""
     name = ask.type[:80]

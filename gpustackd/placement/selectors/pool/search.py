@@ -13,7 +13,7 @@ import numpy as np
 
 from gpustackd.domain.fleet.columns import UNKNOWN, Bools, Ints
 from gpustackd.domain.outcome import Reason
-from gpustackd.domain.pools import InstanceType, Pools
+from gpustackd.domain.pools import GpuPool, Pools
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.cards import Cards, ram_holds, read_cards
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation
@@ -33,7 +33,7 @@ FURTHER = 4096
 class Pool:
     """The pool as it is known now; `problem` where nothing can be taken from it."""
 
-    type: InstanceType | None
+    type: GpuPool | None
     size: int = 0
     """Bytes of one part."""
     problem: Reason | None = None

@@ -1,4 +1,4 @@
-"""Rows of the store in memory, and what the CHECKs and capacity triggers of the schema say of one row."""
+"""Rows in memory, and what the CHECK constraints and capacity triggers of the schema say of one row."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from uuid import UUID
 from gpustackd.domain.lifecycle import PLACED, WAITING, InstanceState, WorkerState
 from gpustackd.errors import Refused
 
-NO_EDIT = frozenset(
+UNVERSIONED = frozenset(
     {"replicas", "scaling_schedule", "restart_on_error", "meta", "distributable", "created_at", "updated_at"}
 )
-"""Columns of a model that no decision looks at."""
+"""Columns of a model whose change does not raise its version: no decision looks at them."""
 
-HELD = (
+PLACEMENT_COLUMNS = (
     "worker_id", "worker_name", "worker_ip", "worker_advertise_address", "worker_ifname", "gpu_type",
     "gpu_indexes", "gpu_addresses", "computed_resource_claim", "distributed_servers", "scheduled_at",
 )  # fmt: skip
@@ -46,6 +46,16 @@ class WorkerRecord:
     over_committed: bool = False
     version: int = 0
     changed: int = 0
+    """Number of the last change, over workers and GPUs."""
+
+    @property
+    def allocated(self) -> int:
+        """What claims take of the capacity."""
+        return self.ram_allocated
+
+    @allocated.setter
+    def allocated(self, size: int) -> None:
+        self.ram_allocated = size
 
     @property
     def capacity(self) -> int | None:
@@ -80,6 +90,16 @@ class GpuRecord:
     over_committed: bool = False
     version: int = 0
     changed: int = 0
+    """Number of the last change, over workers and GPUs."""
+
+    @property
+    def allocated(self) -> int:
+        """What claims take of the capacity."""
+        return self.vram_allocated
+
+    @allocated.setter
+    def allocated(self, size: int) -> None:
+        self.vram_allocated = size
 
     @property
     def capacity(self) -> int | None:
@@ -88,11 +108,12 @@ class GpuRecord:
 
     @property
     def open(self) -> bool:
+        """Whether placements may use it."""
         return self.schedulable and self.host.state == WorkerState.READY
 
 
 @dataclass(slots=True)
-class ModelRecordRow:
+class ModelRow:
     """A row of `models`: `columns` as in the table."""
 
     id: int
@@ -137,9 +158,9 @@ class InstanceRecord:
     lease_owner: UUID | None = None
     lease_until: float | None = None
 
-    def clear(self) -> None:
-        """Forget the placement."""
-        for name in HELD:
+    def clear_placement(self) -> None:
+        """Clear the placement."""
+        for name in PLACEMENT_COLUMNS:
             setattr(self, name, None)
 
 
@@ -156,17 +177,20 @@ def check_instance(row: InstanceRecord) -> None:
         raise Refused("an instance has a lease while it is ANALYZING, and only then")
 
 
-def mark(row: WorkerRecord | GpuRecord, allocated: int, *, shrank: bool) -> None:
-    """Marked where capacity fell below what is booked, until it fits again. Raises Refused where
-    something else would book too much."""
-    if allocated == 0 or (row.capacity is not None and allocated <= row.capacity):
+def mark_over_commit(row: WorkerRecord | GpuRecord, *, shrank: bool) -> None:
+    """Set or remove the over-commit mark.
+
+    A row is marked where its capacity fell below the allocation (`shrank`), until the allocation fits again.
+    Raises Refused where anything else would allocate too much.
+    """
+    if row.allocated == 0 or (row.capacity is not None and row.allocated <= row.capacity):
         row.over_committed = False
     elif shrank:
         row.over_committed = True
     elif not row.over_committed:
-        raise Refused(f"{allocated} bytes do not fit into {row.capacity}")
+        raise Refused(f"{row.allocated} bytes do not fit into {row.capacity}")
 
 
-def less(now: int | None, before: int | None) -> bool:
-    """Whether capacity shrank or became unknown."""
+def is_less(now: int | None, before: int | None) -> bool:
+    """Whether a capacity shrank or became unknown."""
     return now is None or (before is not None and now < before)

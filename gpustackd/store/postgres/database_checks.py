@@ -1,4 +1,4 @@
-"""Is a database fit for a daemon: version, rights, notifications?"""
+"""Can a daemon work with this database: version, rights, notifications?"""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import time
 from uuid import uuid4
 
 import anyio
-import asyncpg
 
-from gpustackd.store.postgres.connect import connect
+from gpustackd.store.postgres.connect import Connection, connect
 
-OLDEST = 14
-NEWEST = 18
-LISTEN_PATIENCE = 5.0
+MIN_VERSION = 14
+MAX_VERSION = 18
+"""Major versions of PostgreSQL that are supported."""
+NOTIFICATION_TIMEOUT = 5.0
+"""Seconds."""
 
 _WRITTEN = ("workers", "gpu_devices", "models", "model_instances", "instance_claims", "scheduling_decisions")
 
 
-async def version(connection: asyncpg.Connection) -> str:
-    """The server's version, as in `18.6`, without what a distribution writes behind it."""
+async def server_version(connection: Connection) -> str:
+    """The server's version, such as `18.6`, without a distribution's suffix."""
     return str(await connection.fetchval("SELECT current_setting('server_version')")).split()[0]
 
 
-async def takes_writes(connection: asyncpg.Connection) -> bool:
+async def is_writable(connection: Connection) -> bool:
     """False on a standby, or where this user's transactions are read-only."""
     return bool(
         await connection.fetchval(
@@ -31,8 +32,8 @@ async def takes_writes(connection: asyncpg.Connection) -> bool:
     )
 
 
-async def denied(connection: asyncpg.Connection) -> list[str]:
-    """Tables that are there and that this user may not read and write."""
+async def tables_without_rights(connection: Connection) -> list[str]:
+    """Existing tables of ours that this user may not both read and write."""
     rows = await connection.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
         " AND relkind = 'r' AND relname = ANY ($1)"
@@ -43,10 +44,10 @@ async def denied(connection: asyncpg.Connection) -> list[str]:
     return [r["relname"] for r in rows]
 
 
-async def hears(listen_url: str, sender: asyncpg.Connection) -> float | None:
-    """Seconds until a notification sent on `sender` was heard on a connection of its own; None = never.
+async def notification_delay(listen_url: str, sender: Connection) -> float | None:
+    """Seconds until a notification sent on `sender` arrived at a connection of its own; None = it did not.
 
-    Raise DatabaseUnavailable where that connection cannot be opened.
+    Raises DatabaseUnavailable where that connection cannot be opened.
     """
     channel = f"gpustackd_check_{uuid4().hex[:12]}"
     heard = anyio.Event()
@@ -55,7 +56,7 @@ async def hears(listen_url: str, sender: asyncpg.Connection) -> float | None:
         await listener.add_listener(channel, lambda *_: heard.set())
         started = time.perf_counter()
         await sender.execute("SELECT pg_notify($1, '')", channel)
-        with anyio.move_on_after(LISTEN_PATIENCE):
+        with anyio.move_on_after(NOTIFICATION_TIMEOUT):
             await heard.wait()
         return time.perf_counter() - started if heard.is_set() else None
     finally:

@@ -1,4 +1,4 @@
-"""Placed instances that fail or are to leave: reading them, and writes that state what they expect."""
+"""Placed instances that failed or that are to leave their worker: reads, and writes that check what was read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpustackd.domain.placement_hints import AvoidedPlace, ClaimRaise, PlacementHints, placement_hints
-from gpustackd.store.postgres.store import PostgresStore
+from gpustackd.store.postgres.connections import Connections
 
 _FAILED = """
 SELECT i.id, i.name, i.model_id, i.placement_epoch AS epoch, i.restart_count, i.failures, i.state_message,
@@ -28,7 +28,7 @@ SELECT i.id, i.name, i.model_id, i.placement_epoch AS epoch, i.restart_count, i.
 _LEAVING = """
 SELECT i.id, i.name, i.model_id, i.placement_epoch AS epoch, i.state, m.name AS model, d.worker,
        gpustackd_avoided(i.avoid) AS avoided, i.claim_raise, d.overdue, s.running,
-       coalesce(m.min_available, greatest(coalesce(m.replicas, s.there) - 1, 0)) AS least
+       coalesce(m.min_available, greatest(coalesce(m.replicas, s.there) - 1, 0)) AS min_running
   FROM (SELECT k.instance_id, min(w.name) AS worker,
                bool_or(coalesce(gpustackd_moment(w.maintenance ->> 'deadline') <= clock_timestamp(), false))
                AS overdue
@@ -42,8 +42,8 @@ SELECT i.id, i.name, i.model_id, i.placement_epoch AS epoch, i.state, m.name AS 
  WHERE i.worker_id IS NOT NULL AND i.draining_since IS NULL
  ORDER BY i.state = 'RUNNING', i.id"""
 
-MOST = 500
-"""Instances in ERROR that one look brings."""
+BATCH = 500
+"""Instances in ERROR that one read returns at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ class FailedRow:
 
 @dataclass(frozen=True, slots=True)
 class LeavingRow:
-    """An instance on a worker that is being drained. `running`: replicas of its model that serve, of which
-    `least` have to go on; `overdue`: the deadline of the drain is over."""
+    """An instance on a worker that is being drained."""
 
     id: int
     name: str
@@ -82,21 +81,22 @@ class LeavingRow:
     state: str
     worker: str
     overdue: bool
+    """The deadline of the drain has passed."""
     running: int
-    least: int
+    """Replicas of its model that serve."""
+    min_running: int
+    """Replicas of its model that have to go on serving."""
     hints: PlacementHints
 
 
-class InstanceLifecycleStore:
-    """Over the daemon's pool. Raises DatabaseUnavailable, and Contended where it had to yield."""
+class InstanceRecoveryStore:
+    """Over the daemon's pool. Raises DatabaseUnavailable or Contended."""
 
-    def __init__(self, store: PostgresStore) -> None:
-        self._store = store
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
 
     async def failed(self) -> list[FailedRow]:
-        """Instances in ERROR with a place, on workers that are there, of models that restart on error."""
-        async with self._store.connection() as connection:
-            rows = await connection.fetch(_FAILED, MOST)
+        """Instances in ERROR with a placement, on workers that are there, of models that restart on error."""
         return [
             FailedRow(
                 id=r["id"], name=r["name"], model_id=r["model_id"], model=r["model"],
@@ -105,48 +105,50 @@ class InstanceLifecycleStore:
                 worker_id=r["worker_id"], since=r["since"], edited=bool(r["edited"]), vram=r["vram"],
                 ram=r["ram"], gpu_ids=tuple(r["gpu_ids"]), hints=placement_hints(r["avoided"], r["claim_raise"]),
             )
-            for r in rows
+            for r in await self._connections.fetch(_FAILED, BATCH)
         ]  # fmt: skip
 
     async def leaving(self) -> list[LeavingRow]:
         """Instances on workers that are being drained; those that do not run first."""
-        async with self._store.connection() as connection:
-            rows = await connection.fetch(_LEAVING)
         return [
             LeavingRow(
                 id=r["id"], name=r["name"], model_id=r["model_id"], model=r["model"], epoch=r["epoch"],
                 state=r["state"], worker=r["worker"], overdue=r["overdue"], running=r["running"],
-                least=r["least"], hints=placement_hints(r["avoided"], r["claim_raise"]),
+                min_running=r["min_running"], hints=placement_hints(r["avoided"], r["claim_raise"]),
             )
-            for r in rows
+            for r in await self._connections.fetch(_LEAVING)
         ]  # fmt: skip
 
     async def restart(self, rows: Sequence[FailedRow]) -> set[int]:
-        """ERROR -> SCHEDULED in place; the ids for which that was still so."""
-        async with self._store.connection() as connection:
-            found = await connection.fetch(
-                "SELECT gpustackd_restart($1, $2, $3) AS id",
-                [r.id for r in rows],
-                [r.epoch for r in rows],
-                [r.restart_count for r in rows],
-            )
-        return {r["id"] for r in found}
+        """ERROR -> SCHEDULED in place, where the instances are as they were read; returns the ids written."""
+        written = await self._connections.fetch(
+            "SELECT gpustackd_restart($1, $2, $3) AS id",
+            [r.id for r in rows],
+            [r.epoch for r in rows],
+            [r.restart_count for r in rows],
+        )
+        return {r["id"] for r in written}
 
     async def replace(
-        self, row: FailedRow, why: str, avoid: AvoidedPlace | None, seconds: float, more: ClaimRaise | None
+        self,
+        row: FailedRow,
+        why: str,
+        avoid: AvoidedPlace | None,
+        seconds: float,
+        claim_raise: ClaimRaise | None,
     ) -> bool:
-        """Release the place of a failed instance and have it placed anew; False = it was not so any more."""
+        """Release a failed instance's placement and requeue it; `avoid` is avoided for `seconds`. False = it
+        is not as it was read."""
         gpus: Any = None if avoid is None else (list(avoid.gpu_ids) or "whole")
-        async with self._store.connection() as connection:
-            return bool(
-                await connection.fetchval(
-                    "SELECT gpustackd_replace($1, $2, $3, $4, $5, $6, $7)",
-                    row.id, row.epoch, row.restart_count, why, gpus, float(seconds),
-                    None if more is None else more.as_json(),
-                )
-            )  # fmt: skip
+        raised = None if claim_raise is None else claim_raise.as_json()
+        return bool(
+            await self._connections.fetchval(
+                "SELECT gpustackd_replace($1, $2, $3, $4, $5, $6, $7)",
+                row.id, row.epoch, row.restart_count, why, gpus, float(seconds), raised,
+            )
+        )  # fmt: skip
 
     async def drain(self, row: LeavingRow) -> bool:
-        """Send one replica away, where the minimum of its model still holds then."""
-        async with self._store.connection() as connection:
-            return bool(await connection.fetchval("SELECT gpustackd_drain($1, $2)", row.id, row.epoch))
+        """Requeue one instance of a drained worker, if enough replicas of its model go on serving. Returns
+        whether that was so."""
+        return bool(await self._connections.fetchval("SELECT gpustackd_drain($1, $2)", row.id, row.epoch))

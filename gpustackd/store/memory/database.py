@@ -1,7 +1,8 @@
-"""Rows in memory and what users do to them: the rules of the schema as plain Python, without any SQL.
+"""The tables in memory and what users do to them: the rules of the schema as plain Python.
 
-Same rules as the triggers of the migrations: capacity on the row that it guards, marks, lawful moves,
-give-back, eviction from what is lost. One thread, so every method is a transaction of its own.
+The rules are those of the triggers in the migrations: capacity on the row that it guards, over-commit marks,
+lawful state changes, memory given back on delete, instances requeued when their worker or GPU goes. There is
+one thread, so every method is a transaction.
 """
 
 from __future__ import annotations
@@ -9,62 +10,73 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpustackd.domain.bookings import Booking
 from gpustackd.domain.lifecycle import InstanceState, WorkerState, lawful
 from gpustackd.errors import Refused
-from gpustackd.store.memory.tables import (
-    HELD,
-    NO_EDIT,
+from gpustackd.store.memory.records import (
+    PLACEMENT_COLUMNS,
+    UNVERSIONED,
     GpuRecord,
     InstanceRecord,
-    ModelRecordRow,
+    ModelRow,
     WorkerRecord,
     check_instance,
-    less,
-    mark,
+    is_less,
+    mark_over_commit,
 )
 
 Row = TypeVar("Row", GpuRecord, InstanceRecord, WorkerRecord)
 
 
-_TABLES = frozenset(
-    {
-        "clusters",
-        "workers",
-        "gpu_devices",
-        "model_instances",
-        "model_files",
-        "instance_types",
-        "inference_backends",
-    }
+TABLES = (
+    "clusters",
+    "workers",
+    "gpu_devices",
+    "models",
+    "model_instances",
+    "model_files",
+    "instance_types",
+    "inference_backends",
 )
 
 
-class Rows:
-    """The tables. `clock` gives seconds since 1970 and stands for the database's clock."""
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """A row of `scheduling_decisions`."""
+
+    instance_id: int
+    placement_epoch: int
+    attempt: int
+    replica: str
+    outcome: str
+
+
+class MemoryDatabase:
+    """The tables, rows by id. `clock` (seconds since 1970) stands for the database's clock."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
         self.clusters: dict[int, dict[str, Any]] = {}
         self.workers: dict[int, WorkerRecord] = {}
         self.gpu_devices: dict[int, GpuRecord] = {}
-        self.models_by_id: dict[int, ModelRecordRow] = {}
+        self.models: dict[int, ModelRow] = {}
         self.model_instances: dict[int, InstanceRecord] = {}
         self.model_files: dict[int, dict[str, Any]] = {}
         self.instance_types: dict[int, dict[str, Any]] = {}
         self.inference_backends: dict[int, dict[str, Any]] = {}
         self.ledger: dict[int, list[Booking]] = {}
-        """instance id -> what it holds."""
+        """instance id -> its ledger rows."""
+        self.decisions: list[DecisionRecord] = []
         self._last_id = 0
         self.last_change = 0
+        """Number of changes to workers and GPUs so far."""
 
     def table(self, name: str) -> dict[int, Any]:
         """Rows by id. Raises Refused where there is no such table."""
-        if name == "models":
-            return self.models_by_id
-        if name not in _TABLES:
+        if name not in TABLES:
             raise Refused(f"there is no table {name} in memory")
         found: dict[int, Any] = getattr(self, name)
         return found
@@ -81,24 +93,21 @@ class Rows:
         elif table == "gpu_devices":
             row = self._new_gpu(id_, columns)
         elif table == "models":
-            row = ModelRecordRow(id_, str(columns.pop("name")), columns)
+            row = ModelRow(id_, str(columns.pop("name")), columns)
         elif table == "model_instances":
             row = self._new_instance(id_, columns)
         else:
             row = {"id": id_, **columns}
         self._check(table, row)
         rows[id_] = row
-        if isinstance(row, WorkerRecord):
-            row.ram_allocated, row.over_committed, row.version = 0, False, 0
-            self._stamp(row)
-        elif isinstance(row, GpuRecord):
-            row.vram_allocated, row.over_committed, row.version = 0, False, 0
-            self._stamp(row)
+        if isinstance(row, WorkerRecord | GpuRecord):
+            row.allocated, row.over_committed, row.version = 0, False, 0
+            self.stamp(row)
         return id_
 
     def insert_named(self, names: Sequence[str], **columns: Any) -> list[int]:
-        """Insert instances that differ in name only, in this order, looking once at the names taken;
-        their ids. Raises Refused as `insert` does."""
+        """Insert instances that differ in name only, in this order; their ids. The names taken are read once.
+        Raises Refused as `insert` does."""
         taken = {i.name for i in self.model_instances.values()}
         ids: list[int] = []
         for name in names:
@@ -112,7 +121,7 @@ class Rows:
         return ids
 
     def begin_ids_after(self, taken: Iterable[int]) -> None:
-        """Give rows that are inserted from now on ids above all of these, as a sequence would."""
+        """Start the sequence of ids above all of these."""
         self._last_id = max([self._last_id, *taken])
 
     def _next_id(self, rows: Mapping[int, Any]) -> int:
@@ -128,10 +137,10 @@ class Rows:
         return _made(GpuRecord, id_, {"host": host, **columns})
 
     def _new_instance(self, id_: int, columns: dict[str, Any]) -> InstanceRecord:
-        if columns.get("model_id") not in self.models_by_id:
+        if columns.get("model_id") not in self.models:
             raise Refused("there is no such model")
         row = _made(InstanceRecord, id_, {"created_at": self.clock(), **columns})
-        held = any(getattr(row, c) is not None for c in (*HELD, "lease_owner"))
+        held = any(getattr(row, c) is not None for c in (*PLACEMENT_COLUMNS, "lease_owner"))
         if row.state != InstanceState.PENDING or held or row.placement_epoch:
             raise Refused("a new instance must be PENDING and hold nothing")
         return row
@@ -147,10 +156,10 @@ class Rows:
             self._update_gpu(row, changes)
         elif isinstance(row, InstanceRecord):
             self._update_instance(row, changes)
-        elif isinstance(row, ModelRecordRow):
+        elif isinstance(row, ModelRow):
             row.name = changes.pop("name", row.name)
             picked = changes.get("gpu_selector", row.columns.get("gpu_selector"))
-            silent = NO_EDIT if picked is None else NO_EDIT - {"replicas"}
+            silent = UNVERSIONED if picked is None else UNVERSIONED - {"replicas"}
             row.version += any(row.columns.get(c) != v for c, v in changes.items() if c not in silent)
             row.columns |= changes
         else:
@@ -167,9 +176,9 @@ class Rows:
         if row.unified_memory != before[1]:
             on_it = [b for held in self.ledger.values() for b in held if b.worker_id == row.id]
             row.ram_allocated = sum(b.ram + (b.vram if row.unified_memory else 0) for b in on_it)
-        mark(row, row.ram_allocated, shrank=row.unified_memory != before[1] or less(row.capacity, before[0]))
+        mark_over_commit(row, shrank=row.unified_memory != before[1] or is_less(row.capacity, before[0]))
         row.version += 1
-        self._stamp(row)
+        self.stamp(row)
         if to_gpus != (row.state == WorkerState.READY, row.vram_reserved, row.unified_memory):
             for gpu, capacity in gpus:
                 self._gpu_changed(gpu, capacity)
@@ -179,16 +188,16 @@ class Rows:
             raise Refused("a GPU cannot become another one", "delete the row and insert another")
         self._check("gpu_devices", _with(row, changes))
         if _same(row, changes, {"vram_used", "vram_used_at"}):
-            _set(row, changes)  # a usage sample is no change that anyone is told of
+            _set(row, changes)  # a usage sample is no change of the row's version
             return
         capacity = row.capacity
         _set(row, changes)
         self._gpu_changed(row, capacity)
 
     def _gpu_changed(self, row: GpuRecord, before: int | None) -> None:
-        mark(row, row.vram_allocated, shrank=less(row.capacity, before))
+        mark_over_commit(row, shrank=is_less(row.capacity, before))
         row.version += 1
-        self._stamp(row)
+        self.stamp(row)
 
     def _update_instance(self, row: InstanceRecord, changes: Mapping[str, Any]) -> None:
         new = _with(row, changes)
@@ -207,7 +216,8 @@ class Rows:
     # -- deleting ---------------------------------------------------------------------------------------
 
     def delete(self, table: str, *ids: int) -> None:
-        """Delete rows; what instances held goes back, and instances placed on what is lost wait again."""
+        """Delete rows, as a user's DELETE would: what instances held is given back, and instances on a worker
+        or GPU that goes are requeued. Raises Refused where rows still refer to a cluster."""
         rows = self.table(table)
         gone = {i for i in ids if i in rows}
         if table == "models":
@@ -222,32 +232,32 @@ class Rows:
                 del self.gpu_devices[gpu]
             for file in [f["id"] for f in self.model_files.values() if f["worker_id"] in gone]:
                 del self.model_files[file]
-            self._without(rows, gone)
+            self._remove(rows, gone)
             self.evict(hit, "a worker that this instance used was removed; it is placed anew")
             return
         elif table == "gpu_devices":
             hit = [i for i, held in self.ledger.items() if any(b.gpu_id in gone for b in held)]
-            self._without(rows, gone)
+            self._remove(rows, gone)
             self.evict(hit, "a GPU that this instance used was removed; it is placed anew")
             return
         elif table == "clusters" and any(r.cluster_id in gone for r in self.workers.values()):
             raise Refused("the cluster still has workers")
-        self._without(rows, gone)
+        self._remove(rows, gone)
 
     @staticmethod
-    def _without(rows: dict[int, Any], ids: Iterable[int]) -> None:
+    def _remove(rows: dict[int, Any], ids: Iterable[int]) -> None:
         for i in ids:
             del rows[i]
 
     def evict(self, ids: Sequence[int], why: str) -> None:
-        """Placed instances back to PENDING, placement cleared, epoch raised, all they held given back."""
+        """Requeue placed instances: PENDING, placement cleared, epoch raised, all they held given back."""
         freed: list[Booking] = []
         for i in ids:
             row = self.model_instances[i]
             freed.extend(self.ledger.pop(i, ()))
             if row.worker_id is None:
                 continue
-            row.clear()
+            row.clear_placement()
             row.state, row.state_message, row.reasons = InstanceState.PENDING, why, None
             row.placement_epoch += 1
             row.attempts, row.next_attempt_at = 0, None
@@ -265,17 +275,17 @@ class Rows:
                 touched["gpu_devices", gpu.id] = gpu
         for row in touched.values():
             row.version += 1
-            mark(
-                row, row.ram_allocated if isinstance(row, WorkerRecord) else row.vram_allocated, shrank=False
-            )
-            self._stamp(row)
+            mark_over_commit(row, shrank=False)
+            self.stamp(row)
 
-    # -- looking ----------------------------------------------------------------------------------------
+    # -- rows -------------------------------------------------------------------------------------------
 
     def gpus_of(self, worker_id: int) -> list[GpuRecord]:
+        """The GPUs of a worker."""
         return [g for g in self.gpu_devices.values() if g.host.id == worker_id]
 
-    def _stamp(self, row: WorkerRecord | GpuRecord) -> None:
+    def stamp(self, row: WorkerRecord | GpuRecord) -> None:
+        """Mark a worker or GPU as changed, for whoever reads changes."""
         self.last_change += 1
         row.changed = self.last_change
 
@@ -323,5 +333,5 @@ def _set(row: Any, changes: Mapping[str, Any]) -> None:
         )
 
 
-def _same(row: Any, changes: Mapping[str, Any], besides: set[str]) -> bool:
-    return all(c in besides or getattr(row, c, None) == v for c, v in changes.items())
+def _same(row: Any, changes: Mapping[str, Any], ignored: set[str]) -> bool:
+    return all(c in ignored or getattr(row, c, None) == v for c, v in changes.items())
