@@ -1,1 +1,1 @@
-"""This host as a worker, and simulated workers: registration, heartbeats, reports of what was taken."""
+"""This host as a worker, and simulated workers: registration, heartbeats, reports on instances."""

@@ -1,4 +1,4 @@
-"""What this host is: name, address, architecture, RAM, and its GPUs as far as they can be seen."""
+"""What this host is: name, address, architecture, RAM, and its NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _FAMILIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
-    """GPUs as entries of a Worker document. `unseen` says why there are none; `unified`: no memory of their
-    own, they share the host's."""
+class HostGpus:
+    """GPUs as entries of a Worker document. `problem` says why there are none; `unified`: they share the
+    host's memory."""
 
-    found: tuple[dict[str, Any], ...] = ()
-    unseen: str = ""
+    documents: tuple[dict[str, Any], ...] = ()
+    problem: str = ""
     unified: bool = False
 
 
-def host_document(name: str, gpus: Gpus, *, ip: str | None = None) -> dict[str, Any]:
-    """This host as a Worker document: RAM in bytes, CPU architecture by one name (`amd64`, `arm64`).
+def host_document(name: str, gpus: HostGpus, *, ip: str | None = None) -> dict[str, Any]:
+    """This host as a Worker document: RAM in bytes, CPU architecture as `amd64` or `arm64`.
 
-    GPUs that cannot be seen are not spoken of: a row that is there already keeps those that it has.
+    Where no GPU can be seen, the document does not list GPUs, and an existing worker keeps its own.
     """
     document: dict[str, Any] = {
         "kind": "Worker",
@@ -42,10 +42,10 @@ def host_document(name: str, gpus: Gpus, *, ip: str | None = None) -> dict[str, 
         "ram_total": memory(),
         "cpu_arch": architecture(platform.machine()),
     }
-    if found := ip or address():
-        document["ip"] = found
-    if gpus.found:
-        document["gpus"] = list(gpus.found)
+    if ip := ip or address():
+        document["ip"] = ip
+    if gpus.documents:
+        document["gpus"] = list(gpus.documents)
     if gpus.unified:
         document["unified_memory"] = True
     return document
@@ -57,42 +57,42 @@ def memory() -> int:
 
 
 def address() -> str | None:
-    """The address that this host sends from: that of its default route. Nothing is sent to find it out."""
+    """The address of this host's default route; None where there is none. No packet is sent."""
     # addresses reserved for documentation (RFC 5737, RFC 3849)
-    for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as end:
-                end.connect((somewhere, 9))
+                end.connect((target, 9))
                 return str(end.getsockname()[0])
         except OSError:
             continue
     return None
 
 
-def nvidia_gpus() -> Gpus:
-    """GPUs by NVIDIA's management library. Never raises: `unseen` says what kept it from looking."""
+def nvidia_gpus() -> HostGpus:
+    """GPUs by NVIDIA's management library (NVML). Never raises: `problem` says what went wrong."""
     try:
         import pynvml
     except ImportError:
-        return Gpus(unseen=f"NVIDIA's library is not installed; {INSTALL}")
+        return HostGpus(problem=f"NVIDIA's library is not installed; {INSTALL}")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Gpus(unseen=f"no NVIDIA driver answers: {error}")
+        return HostGpus(problem=f"no NVIDIA driver answers: {error}")
     try:
-        return _look(pynvml)
+        return _read(pynvml)
     except pynvml.NVMLError as error:
-        return Gpus(unseen=f"the NVIDIA driver failed while it was asked: {error}")
+        return HostGpus(problem=f"the NVIDIA driver failed while it was asked: {error}")
     finally:
         pynvml.nvmlShutdown()
 
 
-def _look(nvml: Any) -> Gpus:
+def _read(nvml: Any) -> HostGpus:
     count = nvml.nvmlDeviceGetCount()
     if not count:
-        return Gpus(unseen="the NVIDIA driver knows no GPU")
+        return HostGpus(problem="the NVIDIA driver knows no GPU")
     cuda = _asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
-    found = []
+    documents = []
     unified = False
     for index in range(count):
         device = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -113,12 +113,12 @@ def _look(nvml: Any) -> Gpus:
         }
         if (_asked(nvml, nvml.nvmlDeviceGetMigMode, device) or (0,))[0]:
             gpu["schedulable"] = False  # engines cannot use it whole, and its slices are not described
-        found.append({k: v for k, v in gpu.items() if v is not None})
-    return Gpus(tuple(found), unified=unified)
+        documents.append({k: v for k, v in gpu.items() if v is not None})
+    return HostGpus(tuple(documents), unified=unified)
 
 
 def _asked(nvml: Any, question: Callable[..., Any], *about: Any) -> Any:
-    """The answer, None where this driver or card has none."""
+    """The answer; None where this driver or GPU does not support the question."""
     try:
         return question(*about)
     except nvml.NVMLError:

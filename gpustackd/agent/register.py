@@ -1,4 +1,4 @@
-"""Workers written into the database, by the same way as `gpustackd apply` writes them."""
+"""Workers written into the database, the way `gpustackd apply` writes them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from gpustackd.store.postgres import worker_reports
 if TYPE_CHECKING:
     from gpustackd.store.postgres.connect import Connection
 
-_MOST_GPUS = 1024
-_FROM = "gpustackd worker"
+_MAX_GPUS = 1024
+_SOURCE = "gpustackd worker"
+"""Stands for the file name in messages."""
 
 
-def cards(text: str) -> list[dict[str, Any]]:
-    """`8x80GiB`, or `4x24GiB+2x80GiB`, as entries of a Worker document. Raise UsageError."""
-    found: list[dict[str, Any]] = []
+def parse_gpus(text: str) -> list[dict[str, Any]]:
+    """`8x80GiB`, or `4x24GiB+2x80GiB`, as entries of a Worker document. Raises UsageError."""
+    gpus: list[dict[str, Any]] = []
     for part in filter(None, text.replace(" ", "").split("+")):
         number, times, each = part.partition("x")
         try:
             total, count = size(each), int(number)
         except ValueError:
             total = count = 0
-        if not times or not 0 < count <= _MOST_GPUS or total <= 0:
+        if not times or not 0 < count <= _MAX_GPUS or total <= 0:
             raise UsageError(
-                f"--gpus {text}: {part!r} is no number of cards", "write it as in --gpus 8x80GiB"
+                f"--gpus {text}: {part!r} is not a number of GPUs", "write it as in --gpus 8x80GiB"
             )
-        found += [{"type": "cuda", "vendor": "nvidia", "vram_total": total}] * count
-    return [{"index": n, **card} for n, card in enumerate(found)]
+        gpus += [{"type": "cuda", "vendor": "nvidia", "vram_total": total}] * count
+    return [{"index": n, **gpu} for n, gpu in enumerate(gpus)]
 
 
-def simulated(name: str, ram: str, gpus: Sequence[Mapping[str, Any]], cluster: str | None) -> dict[str, Any]:
-    """A made-up worker as a document. Raise UsageError where `ram` is no size."""
+def simulated_document(
+    name: str, ram: str, gpus: Sequence[Mapping[str, Any]], cluster: str | None
+) -> dict[str, Any]:
+    """A simulated worker as a document. Raises UsageError where `ram` is not a size."""
     try:
         memory = size(ram)
     except ValueError as error:
@@ -47,23 +50,22 @@ def simulated(name: str, ram: str, gpus: Sequence[Mapping[str, Any]], cluster: s
 
 
 async def register(connection: Connection, document: Mapping[str, Any]) -> tuple[str, str]:
-    """Create a worker READY, or bring its facts up to date and leave its state alone: (action, note).
+    """Create a worker in state READY, or update its facts and keep its state. Returns (action, note).
 
-    Raise Refused.
+    Raises Refused.
     """
-    there = await worker_reports.worker_states(connection, [document["name"]])
-    whole = dict(document) if there else {"state": "READY", **document}
-    (applied,) = await apply_documents(connection, read_documents(json.dumps(whole), _FROM))
+    exists = await worker_reports.worker_states(connection, [document["name"]])
+    whole = dict(document) if exists else {"state": "READY", **document}
+    (applied,) = await apply_documents(connection, read_documents(json.dumps(whole), _SOURCE))
     return applied.action, applied.note
 
 
-async def find(connection: Connection, names: Sequence[str]) -> dict[str, int]:
-    """Ids of workers that exist. Raise Refused where one does not."""
-    there = await worker_reports.worker_states(connection, names)
-    missing = [n for n in names if n not in there]
+async def require_workers(connection: Connection, names: Sequence[str]) -> None:
+    """Raise Refused unless workers of these names exist."""
+    existing = await worker_reports.worker_states(connection, names)
+    missing = [n for n in names if n not in existing]
     if missing:
         raise Refused(
             f"there is no worker {', '.join(missing)}",
-            "add --create (with --gpus 8x80GiB and --ram 512GiB) to make it up, or look at `get workers`",
+            "add --create (with --gpus 8x80GiB and --ram 512GiB) to register it, or see `get workers`",
         )
-    return {name: there[name][0] for name in names}

@@ -1,4 +1,4 @@
-"""What a simulated worker does next about an instance: how long each step takes, and which ones fail."""
+"""What a simulated worker reports next about an instance, and when."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ _NEXT = dict(zip((InstanceState.SCHEDULED, *TAKEN), TAKEN, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """`delay`: seconds between two steps. `fail_rate`: share of starts that end in ERROR instead of RUNNING;
-    the same seed gives the same fate to the same start, in whatever order they come."""
+class SimulatedBehavior:
+    """`delay`: seconds between two states. `fail_rate`: share of starts that end in ERROR instead of RUNNING.
+
+    Which starts fail depends on the seed and the start alone, not on the order in which starts come.
+    """
 
     delay: float = 0.5
     fail_rate: float = 0.0
@@ -23,8 +25,8 @@ class Script:
     seed: int = 0
 
     def step(self, task: AgentTask) -> tuple[InstanceState, str | None]:
-        """The state after this one, and its message."""
-        if task.state is InstanceState.UNREACHABLE:  # it ran all the while
+        """The next state, and its message."""
+        if task.state is InstanceState.UNREACHABLE:  # it kept running
             return InstanceState.RUNNING, None
         if task.state is InstanceState.STARTING and self._fails(task):
             return InstanceState.ERROR, self.fail_message
@@ -36,15 +38,15 @@ class Script:
 
 
 @dataclass
-class Steps:
-    """Which tasks are due. A SCHEDULED one is taken at once, each later state lasts for the delay; what is
-    not there any more, or under another epoch, is forgotten."""
+class TaskTimer:
+    """Which tasks are due: a SCHEDULED one at once, each later state after `delay` seconds. Tasks that are no
+    longer listed, or have another epoch, are forgotten."""
 
     delay: float
     _since: dict[tuple[int, int, InstanceState], float] = field(default_factory=dict)
 
     def due(self, tasks: Sequence[AgentTask], now: float) -> tuple[list[AgentTask], float | None]:
-        """Tasks to be moved on now, and when the next of the others is due (None = there is none)."""
+        """Tasks that are due at `now`, and when the next of the others is (None = there is no other)."""
         self._since = {k: self._since.get(k, now) for k in ((t.id, t.epoch, t.state) for t in tasks)}
         at = {
             t.id: self._since[t.id, t.epoch, t.state]

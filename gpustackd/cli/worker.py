@@ -15,7 +15,7 @@ from gpustackd.cli.options import ConfigOption, DatabaseOption, load_settings
 from gpustackd.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpustackd.agent.simulated import Script
+    from gpustackd.agent.simulated import SimulatedBehavior
     from gpustackd.observe.logging import Log
     from gpustackd.settings import Settings
     from gpustackd.store.postgres.connect import Connection
@@ -113,17 +113,17 @@ def worker(
     if not simulate:
         anyio.run(_host, settings, given[0] if given else socket.gethostname(), cluster, ip)
         return
-    from gpustackd.agent.register import cards, simulated
-    from gpustackd.agent.simulated import Script
+    from gpustackd.agent.register import parse_gpus, simulated_document
+    from gpustackd.agent.simulated import SimulatedBehavior
 
-    script = Script(
+    script = SimulatedBehavior(
         0.5 if delay is None else delay,
         fail_rate or 0.0,
         "simulated failure" if fail_message is None else fail_message,
         random.randrange(2**32) if seed is None else seed,
     )
-    made = cards(gpus or "")
-    documents = [simulated(name, ram or "256GiB", made, cluster) for name in given] if create else []
+    made = parse_gpus(gpus or "")
+    documents = [simulated_document(name, ram or "256GiB", made, cluster) for name in given] if create else []
     anyio.run(_simulate, settings, given, documents, script)
 
 
@@ -145,7 +145,7 @@ def _refuse(options: dict[str, Any], needed: str, why: str) -> None:
 
 
 async def _simulate(
-    settings: Settings, names: list[str], documents: list[dict[str, Any]], script: Script
+    settings: Settings, names: list[str], documents: list[dict[str, Any]], script: SimulatedBehavior
 ) -> None:
     from gpustackd.agent import register
     from gpustackd.store.postgres import worker_reports
@@ -156,7 +156,7 @@ async def _simulate(
             if document["name"] not in there:
                 action, note = await register.register(connection, document)
                 log.info("worker.registered", worker=document["name"], action=action, note=note or None)
-        await register.find(connection, names)
+        await register.require_workers(connection, names)
         return names
 
     await _live(settings, setup, script)
@@ -176,22 +176,24 @@ async def _host(settings: Settings, name: str, cluster: str | None, ip: str | No
             note=note or None,
             ram=document["ram_total"],
             cpu_arch=document["cpu_arch"],
-            gpus_found=len(gpus.found),
+            gpus_found=len(gpus.documents),
         )
-        if gpus.unseen:
-            log.warning("worker.without_gpus", worker=name, reason=gpus.unseen)
+        if gpus.problem:
+            log.warning("worker.without_gpus", worker=name, reason=gpus.problem)
         return [name]
 
     await _live(settings, setup, None)
 
 
-async def _live(settings: Settings, setup: Any, script: Script | None) -> None:
-    from gpustackd.agent.life import Life
+async def _live(settings: Settings, setup: Any, script: SimulatedBehavior | None) -> None:
+    from gpustackd.agent.agent import WorkerAgent
     from gpustackd.observe.logging import start_logging
 
     logging = start_logging(level=settings.log_level, form=settings.log_format)
     try:
-        life = Life(settings.require_database(), logging.log, settings.worker_heartbeat_interval, script)
-        await life.live(lambda connection: setup(connection, logging.log))
+        agent = WorkerAgent(
+            settings.require_database(), logging.log, settings.worker_heartbeat_interval, script
+        )
+        await agent.run(lambda connection: setup(connection, logging.log))
     finally:
         logging.close()

@@ -1,7 +1,7 @@
-"""Inference backends that people registered, and what decides whether a device can run one.
+"""Registered inference backends, and the kinds of devices that decide whether an image can run.
 
 Rows of `inference_backends` as checked values. What cannot be read is left out: a version without a readable
-framework supports nothing, and stops nothing else.
+framework supports nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class VersionEntry:
     custom: str = ""
     """`custom_framework`: the image is the user's own; empty = not declared."""
     built_in: frozenset[str] = frozenset()
-    """`built_in_frameworks`: the image is the catalogue's."""
+    """`built_in_frameworks`: the image is in the catalog."""
 
 
 Versions = Mapping[str, VersionEntry]
@@ -29,7 +29,7 @@ Versions = Mapping[str, VersionEntry]
 
 @dataclass(frozen=True, slots=True)
 class BackendRow:
-    """One row; `owner` None = of the platform, there for everyone."""
+    """One row. `owner` None = it belongs to the platform, and every model may use it."""
 
     name: str
     owner: str | None = None
@@ -38,8 +38,8 @@ class BackendRow:
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """All rows at one time. Two of them with the same content are equal, so that results kept for one hold
-    for the other."""
+    """All rows at one time. Two values with the same content are equal, so cached results of one hold for the
+    other."""
 
     rows: tuple[BackendRow, ...] = field(default=(), compare=False)
     digest: str = ""
@@ -48,19 +48,19 @@ class Backends:
     def of(cls, rows: Iterable[BackendRow]) -> Backends:
         """From rows in the order of their ids."""
         kept = tuple(rows)
-        told = [
+        content = [
             (r.name, r.owner, [(v, e.custom, sorted(e.built_in)) for v, e in sorted(r.versions.items())])
             for r in kept
         ]
-        return cls(kept, sha256(repr(told).encode()).hexdigest())
+        return cls(kept, sha256(repr(content).encode()).hexdigest())
 
     def visible(self, name: str, owner: str | None) -> list[Versions]:
-        """Versions of the rows of that name that a model of `owner` may use: the platform's, then its own,
-        whose versions go before the others'. A model without an owner sees the platform's alone."""
+        """Versions of the rows of that name that a model of `owner` may use: the platform's, then the
+        owner's, which override them. A model without an owner sees only the platform's."""
         wanted = name.casefold()
         mine = [r for r in self.rows if r.name.casefold() == wanted]
-        found = [r.versions for r in mine if r.owner is None]
-        return found + [r.versions for r in mine if owner is not None and r.owner == owner]
+        versions = [r.versions for r in mine if r.owner is None]
+        return versions + [r.versions for r in mine if owner is not None and r.owner == owner]
 
 
 def backend_row(name: str, owner: str | None, versions: Any) -> BackendRow:
@@ -85,7 +85,7 @@ def _words(raw: Any) -> frozenset[str]:
 
 
 class DeviceKind(NamedTuple):
-    """What all devices have in common that can run the same images; empty text = not reported."""
+    """What devices that can run the same images have in common; empty text = not reported."""
 
     type: str
     """Runtime: `cuda`, `rocm`, `cann`, …"""

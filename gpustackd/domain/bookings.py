@@ -74,9 +74,9 @@ def worker_booking(part: Part) -> int | None:
 
 def worker_bookings(placement: Placement) -> list[tuple[Part, int]]:
     """For each worker's row that a placement touches: the first part there, and the bytes of all parts."""
-    found: dict[int, tuple[Part, int]] = {}
+    by_worker: dict[int, tuple[Part, int]] = {}
     for part in placement.parts:
         if (amount := worker_booking(part)) is not None:
-            first, before = found.get(part.worker_id, (part, 0))
-            found[part.worker_id] = (first, before + amount)
-    return list(found.values())
+            first, before = by_worker.get(part.worker_id, (part, 0))
+            by_worker[part.worker_id] = (first, before + amount)
+    return list(by_worker.values())

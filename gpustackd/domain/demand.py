@@ -32,29 +32,30 @@ class Need:
     ram: int = 0
     """Host RAM to check before a search, per worker; 0 = no check."""
     ram_static: int | None = None
-    """RAM to write into every claim; None = none, or by `ram_ratio`."""
+    """RAM of every claim; None = none, or by `ram_ratio`."""
     ram_ratio: float | None = None
-    """RAM per VRAM claimed on that worker, where no static amount is given."""
+    """RAM per byte of VRAM claimed on a worker, where `ram_static` is None."""
     sequence: int | None = None
     """KV cache of one sequence of the longest length that the engine accepts, over all GPUs of one copy;
-    None = not known. No part of the claim: a booking that cannot hold it deserves a warning."""
+    None = unknown. It is not part of the claim: a booking that cannot hold it gets a warning."""
     unknown_because: str = ""
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Everything about one model that a decision looks at. Equal keys share one pass over the fleet."""
+    """Everything about one model that a decision looks at. Equal demands share one search."""
 
     spec: ModelSpec
     facts: ModelFacts = field(compare=False)
     need: Need
     engine: Engine
     digest: str = ""
-    """Digest of facts and estimate; with the spec it is the identity of this demand."""
+    """Digest of facts and estimate; together with the spec it identifies the demand."""
     gguf: GgufNeed | None = field(default=None, compare=False)
     """Sizes by number of layers on GPUs, where the model is a GGUF file."""
 
     @property
     def categories(self) -> tuple[str, ...]:
+        """Categories of the model, else the detected ones."""
         return self.spec.categories or self.facts.categories

@@ -22,8 +22,8 @@ class HyperParameters:
     num_attention_heads: int | None = None
     num_key_value_heads: int = 1
     kv_heads_stated: bool = True
-    """False where the configuration is silent and the 1 above stands for it; the engines then give every
-    attention head its own keys and values."""
+    """False where the configuration does not state it and the 1 above is a placeholder; engines then give
+    every attention head its own keys and values."""
     head_dim: int | None = None
     n_group: int | None = None
     q_lora_rank: int | None = None
@@ -32,13 +32,13 @@ class HyperParameters:
     qk_nope_head_dim: int | None = None
     v_head_dim: int | None = None
     sliding_window: int | None = None
-    """Tokens that a windowed layer keeps; None = no layer has a window."""
+    """Tokens that a sliding-window layer caches; None = no layer has a window."""
     window_layers: int = 0
-    """Layers that keep the window only."""
+    """Number of sliding-window layers."""
     state_layers: int = 0
-    """Layers with a state of constant size in place of a cache (Mamba, linear attention)."""
+    """Number of layers with a state of constant size instead of a cache (Mamba, linear attention)."""
     shared_layers: int = 0
-    """Layers that use the cache of an earlier one."""
+    """Number of layers that use the cache of an earlier layer."""
     intermediate_size: int | None = None
     quantize: str | None = None
     quantization_config: Mapping[str, Any] | None = None
@@ -51,26 +51,26 @@ class HyperParameters:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts of one model. `weight_bytes` is the size on disk of the one format that the engine loads;
-    None means that it is not known (`unknown_because` says why), never 0 in its place."""
+    """Facts of one model. Sizes in bytes."""
 
     weight_bytes: int | None
+    """Size on disk of the one format that the engine loads; None = unknown (see `unknown_because`)."""
     unknown_because: str = ""
     listed_bytes: int | None = None
-    """All files that the source lists, in whatever format; None = it has no listing."""
+    """Size of all files that the source lists, in any format; None = it has no listing."""
     on_this_host: bool = False
-    """The files lie where this process reads them."""
+    """This process can read the files locally."""
     lora_bytes: int = 0
     draft_bytes: int = 0
     config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     hyper: HyperParameters | None = None
     categories: tuple[str, ...] = ()
-    """Categories in effect: those of the model, else the detected ones."""
+    """Categories of the model, else the detected ones."""
     meta: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     is_diffusers: bool = False
     gguf: Any = None
     """Header facts of a GGUF file where the source is one."""
     warnings: tuple[str, ...] = ()
-    """What was assumed in reading: parts left out, sizes not found."""
+    """What was assumed while reading: parts left out, unknown sizes."""
     digest: str = ""
-    """Changes whenever anything above changes; part of the key of kept results."""
+    """Changes whenever anything above changes; part of the key of cached results."""

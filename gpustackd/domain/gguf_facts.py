@@ -13,7 +13,7 @@ Value: TypeAlias = Scalar | tuple[Scalar, ...]
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """How tensor elements are stored: `elements` of a row share one block of `size` bytes."""
+    """A tensor element type: `elements` neighbours of a row share one block of `size` bytes."""
 
     id: int
     name: str
@@ -42,14 +42,14 @@ _BLOCKS = (
 
 
 def _types() -> dict[int, ElementType]:
-    found = {}
+    types = {}
     for text in _PLAIN.split():
         name, number, size = text.split(":")
-        found[int(number)] = ElementType(int(number), name, 1, int(size))
+        types[int(number)] = ElementType(int(number), name, 1, int(size))
     for text in _BLOCKS.split():
         name, number, elements, size = text.split(":")
-        found[int(number)] = ElementType(int(number), name, int(elements), int(size))
-    return found
+        types[int(number)] = ElementType(int(number), name, int(elements), int(size))
+    return types
 
 
 TYPES: Mapping[int, ElementType] = MappingProxyType(_types())
@@ -60,21 +60,21 @@ F32, F16, I32, I64 = TYPES[0], TYPES[1], TYPES[26], TYPES[27]
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor. `shape` begins with the row; `size` is what its elements take, without padding."""
+    """One tensor. `shape` begins with the row length; `size` is bytes without padding."""
 
     name: str
     shape: tuple[int, ...]
     type: int
     size: int
     offset: int = 0
-    """From the beginning of the tensor data of its file."""
+    """Bytes from the start of the tensor data of its file."""
     file: int = 0
-    """Which shard."""
+    """Index of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """A model in the GGUF format, all its shards together."""
+    """A model in the GGUF format, over all its shards. Sizes in bytes."""
 
     architecture: str
     kind: str = "model"
@@ -82,16 +82,16 @@ class GgufFacts:
     values: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
     """Scalars, and arrays of at most 4,096 numbers as tuples."""
     lengths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """How many items every array has, kept or not."""
+    """Number of items of every array, whether its values are in `values` or not."""
     tensors: tuple[GgufTensor, ...] = ()
     version: int = 3
     alignment: int = 32
     shards: int = 1
     file_bytes: int = 0
     data_bytes: int = 0
-    """From the beginning of the tensor data to the end of the file, over all shards."""
+    """From the start of the tensor data to the end of the file, over all shards."""
     projector: GgufFacts | None = None
-    """The multimodal projector that is loaded beside it."""
+    """The multimodal projector that is loaded with it."""
     draft: GgufFacts | None = None
     """The draft model of speculative decoding."""
     adapters: tuple[GgufFacts, ...] = ()
@@ -110,28 +110,28 @@ class GgufFacts:
     def integer(self, key: str, default: int = 0) -> int:
         """Whole number at `<architecture>.<key>`, the first one of an array; the default where there is
         none."""
-        found = self.value(key)
-        if isinstance(found, tuple):
-            found = found[0] if found else None
-        return int(found) if isinstance(found, (int, float)) else default
+        value = self.value(key)
+        if isinstance(value, tuple):
+            value = value[0] if value else None
+        return int(value) if isinstance(value, (int, float)) else default
 
     def number(self, key: str, default: float = 0.0) -> float:
         """Number at `<architecture>.<key>`."""
-        found = self.value(key)
-        return float(found) if isinstance(found, (int, float)) else default
+        value = self.value(key)
+        return float(value) if isinstance(value, (int, float)) else default
 
     def per_layer(self, key: str, layers: int, default: int = 0) -> tuple[int, ...]:
         """One whole number for every layer, from an array or from one number for all."""
-        found = self.value(key)
-        if isinstance(found, tuple):
-            numbers = [int(x) for x in found if isinstance(x, (int, float))][:layers]
+        value = self.value(key)
+        if isinstance(value, tuple):
+            numbers = [int(x) for x in value if isinstance(x, (int, float))][:layers]
             return tuple(numbers + [default] * (layers - len(numbers)))
-        return (int(found) if isinstance(found, (int, float)) else default,) * layers
+        return (int(value) if isinstance(value, (int, float)) else default,) * layers
 
     def text(self, key: str) -> str:
         """A string by its full key; empty where there is none."""
-        found = self.values.get(key)
-        return found if isinstance(found, str) else ""
+        value = self.values.get(key)
+        return value if isinstance(value, str) else ""
 
     @property
     def vocabulary(self) -> int:

@@ -1,12 +1,12 @@
-"""What a GGUF model takes on each device, for any number of layers on GPUs and any division of them.
+"""What a GGUF model needs on each device, for any number of offloaded layers and any split over devices.
 
-`estimate` fills these values, `placement` reads them. All sizes are bytes as they are to be booked: runtime
-allowance and margin are in them.
+`estimate` computes these values, `placement` reads them. All sizes are the bytes to book: they include the
+runtime's allowance and the margin.
 
 Devices are in llama.cpp's order: remote ones (RPC) first, then those of the main worker. Layers are the
-`blocks` repeating ones and, as the last one, the output: `total_layers` = blocks + 1. A level is the number
-of layers on devices; level n holds the last n layers (the output is the first to go to a device), the first
-of them on the first device.
+repeating blocks and, as the last one, the output: `total_layers` = blocks + 1. A level is the number of
+offloaded layers; level n holds the last n layers (the output is offloaded first), the first of them on the
+first device.
 """
 
 from __future__ import annotations
@@ -19,60 +19,59 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device holds."""
+    """What one device holds. Sizes in bytes."""
 
     layers: int
-    """Repeating layers that run there."""
+    """Repeating layers on the device."""
     vram: int
     """Booked where the device has memory of its own."""
     unified: int
-    """Booked where the device takes its memory from the host's."""
+    """Booked where the device shares the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One number of layers on devices."""
+    """One number of offloaded layers. Sizes in bytes."""
 
     offload_layers: int
     devices: tuple[Share, ...]
     ram: int
     """Booked on the main worker, where memory is not unified."""
     ram_unified: int
-    """Booked on the main worker where it is; the devices' `unified` comes on top."""
+    """Booked on the main worker where it is, in addition to the devices' `unified`."""
     full: bool = False
-    """Every layer is on a device."""
+    """Every layer is offloaded."""
 
 
 class LevelSizes(Protocol):
-    """Sizes one model with its flags. Pure: equal questions have equal answers; kept results are the
-    implementation's business."""
+    """Sizes of one model with its flags. Pure; an implementation may cache."""
 
     @property
     def total_layers(self) -> int:
-        """Repeating layers and the output."""
+        """Repeating layers, and one for the output."""
 
     @property
     def layer_bytes(self) -> Sequence[int]:
-        """What each layer adds to the device that runs it (weights and cache), `total_layers` entries, the
-        output last. The rest of a `Share` is buffers, which hardly depend on how many layers there are."""
+        """Bytes that each layer adds to its device (weights and cache): `total_layers` entries, the output
+        last. The rest of a `Share` is buffers, which hardly depend on the number of layers."""
 
     def levels(self, split: tuple[float, ...] = (), remotes: int = 0) -> Sequence[Level]:
-        """All levels 0 … `total_layers`, by their number, over `len(split)` devices (none = one device), the
-        first `remotes` of them remote. `split` are shares as in `--tensor-split`."""
+        """Levels 0 to `total_layers` over `len(split)` devices (none = one device), the first `remotes` of
+        them remote. `split` are proportions as in `--tensor-split`."""
 
     def level(self, offload_layers: int, split: tuple[float, ...] = (), remotes: int = 0) -> Level:
-        """One of `levels`. Where the sum of whole shares is the number of layers, every device gets exactly
-        so many."""
+        """One of `levels`. Where the proportions are whole numbers that add up to the number of layers, each
+        device gets exactly that many."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufNeed:
-    """What an instance of a GGUF model asks, beyond what every model does."""
+    """What an instance of a GGUF model needs beyond what every model does."""
 
     sizes: LevelSizes
     distributable: bool = True
-    """Whether layers may lie on several workers (never for adapters; for every model)."""
+    """Whether layers may be split over several workers; false for adapters."""
     image: bool = False
-    """A diffusion model: not divided into layers, one GPU holds it."""
+    """A diffusion model, which is not split into layers: one GPU holds it."""
     sized_for: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Context, parallelism and cache types that the sizes hold for; goes into the claim."""
+    """Context size, parallelism and cache types that the sizes hold for; part of the claim."""

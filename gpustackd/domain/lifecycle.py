@@ -34,10 +34,10 @@ class WorkerState(StrEnum):
 
 
 WAITING = frozenset({InstanceState.PENDING, InstanceState.ANALYZING})
-"""States without a placement, ever."""
+"""States that never hold a placement."""
 
 TAKEN = (InstanceState.INITIALIZING, InstanceState.DOWNLOADING, InstanceState.STARTING, InstanceState.RUNNING)
-"""States that a worker reports once it took a SCHEDULED row, in their order."""
+"""States that a worker reports after taking a SCHEDULED row, in order."""
 
 PLACED = frozenset({InstanceState.SCHEDULED, InstanceState.UNREACHABLE, *TAKEN})
 """States that always hold a placement. ERROR holds one or none."""

@@ -1,4 +1,4 @@
-"""What a person asked for: one row of `models` as a checked, immutable value."""
+"""A model as asked for: one row of `models` as a checked, immutable value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuId:
-    """One hand-picked GPU, `worker:type:index`; the worker name may hold colons, the type may not."""
+    """One hand-picked GPU, `worker:type:index`. The worker's name may contain colons, the type may not."""
 
     worker: str
     type: str
@@ -47,7 +47,7 @@ class GpuId:
 
     @classmethod
     def parse(cls, text: str) -> GpuId:
-        """Raise BadRow where `text` is not `worker:type:index` with digits at the end."""
+        """Raises BadRow where `text` is not `worker:type:index` with digits at the end."""
         worker, _, rest = text.rpartition(":")
         worker, _, kind = worker.rpartition(":")
         if not worker or not kind or not rest.isascii() or not rest.isdigit():
@@ -57,7 +57,7 @@ class GpuId:
 
 @dataclass(frozen=True, slots=True)
 class GpuSelector:
-    """Hand-picked GPUs: a restriction that is never ignored. `gpus_per_replica` None = all of them."""
+    """Hand-picked GPUs: a restriction that always holds. `gpus_per_replica` None = all of them."""
 
     gpu_ids: tuple[GpuId, ...] = ()
     gpus_per_replica: int | None = None
@@ -66,7 +66,7 @@ class GpuSelector:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model. Equality and hash are by (id, version): the version rises with every edit."""
+    """One model. Equality and hash use (id, version) only: the version rises with every edit."""
 
     id: int = field(compare=True)
     version: int = field(compare=True)
@@ -101,7 +101,7 @@ class ModelSpec:
 
     @property
     def weight_file(self) -> str | None:
-        """The path or file that the source names (column depends on the source)."""
+        """The file or path that the column of the source names."""
         return {
             Source.HUGGINGFACE: self.huggingface_filename,
             Source.MODEL_SCOPE: self.model_scope_file_path,
@@ -116,11 +116,12 @@ class ModelSpec:
 
     @property
     def effective_backend(self) -> str:
-        """The backend, or the one that an unset backend means: Custom for GGUF, else vLLM."""
+        """The backend; where it is unset, Custom for GGUF and vLLM for others."""
         return self.backend or ("Custom" if self.is_gguf else "vLLM")
 
     @property
     def gpu_ids(self) -> tuple[GpuId, ...]:
+        """Hand-picked GPUs; empty = any."""
         return self.gpu_selector.gpu_ids if self.gpu_selector else ()
 
     @property
@@ -135,7 +136,7 @@ class ModelSpec:
             if self.source is Source.HUGGINGFACE
             else (self.local_path,)
         )
-        # a path of this host need not be text
+        # a path of this host may not be valid text
         return sha256("/".join(p for p in parts if p).encode("utf-8", "surrogateescape")).hexdigest()
 
     @property
@@ -157,7 +158,7 @@ _TEXT = (  # noqa: SIM905
 
 
 def model_spec(row: Mapping[str, Any]) -> ModelSpec:
-    """Check one row of `models` (jsonb columns decoded). Raise BadRow naming the column at fault."""
+    """Check one row of `models` (jsonb columns decoded). Raises BadRow naming the column at fault."""
     values: dict[str, Any] = {k: (row.get(k) or None) for k in _TEXT}
     values |= {k: row.get(k) for k in ("cluster_id", "replicas", "cpu_offloading")}
     values["distributed_inference_across_workers"] = row.get("distributed_inference_across_workers")
@@ -180,7 +181,7 @@ def model_spec(row: Mapping[str, Any]) -> ModelSpec:
 
 
 def filled(spec: ModelSpec, writes: Mapping[str, Any]) -> ModelSpec:
-    """The spec with columns set that its row leaves empty (`writes` as the columns hold them)."""
+    """The spec with columns that its row leaves empty; `writes` maps columns to their values."""
     values: dict[str, Any] = {}
     if "categories" in writes:
         values["categories"] = tuple(writes["categories"])

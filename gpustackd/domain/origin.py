@@ -11,18 +11,18 @@ from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.errors import ModelUnreadable
 
 DOWNLOADING = "downloading:"
-"""Before the source index of files that are on their way, in maps of what workers have."""
+"""Prefix of the source index of files that are being downloaded, in maps of workers' files."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileOrigin:
-    """A repository of a hub at a revision (None = its default), or a path."""
+    """A repository of a hub at a revision (None = the default branch), or a path."""
 
     source: Source
     name: str
     revision: str | None = None
     file: str | None = field(default=None, compare=False)
-    """The one file of the repository that is meant, where one is named."""
+    """The file of the repository, where one is named."""
 
     @property
     def index(self) -> str:
@@ -34,7 +34,7 @@ class FileOrigin:
 
     @property
     def path(self) -> str | None:
-        """The path, where it is one."""
+        """The local path; None for a hub."""
         return self.name if self.source is Source.LOCAL_PATH else None
 
 

@@ -1,4 +1,4 @@
-"""What is known of a model's local path on workers: they were asked, and what they said."""
+"""Whether workers have a model's local path, as their file API answered."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from types import MappingProxyType
 
 
 class Presence(Enum):
-    """What a worker's file API said of a path."""
+    """A worker's answer about a path."""
 
     HERE = "here"
     MISSING = "missing"
     SILENT = "silent"
-    """It was asked and did not answer."""
+    """It did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathKnowledge:
-    """Answers by worker id; workers that cannot be asked, or were not yet, are absent."""
+    """Answers by worker id; workers that were not or cannot be asked are absent."""
 
     workers: Mapping[int, Presence] = field(default_factory=lambda: MappingProxyType({}))
     shared: bool = False
-    """The path is there on this host too: a file system that several mount, as far as anyone can tell."""
+    """The path exists on this host too, so it may be on a file system that workers share."""
 
 
 Paths = Mapping[str, PathKnowledge]

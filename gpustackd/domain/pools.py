@@ -1,7 +1,7 @@
 """Pools of cards that `gpu_type_selector` may name, and what clusters report of their nodes' cards.
 
-Rows of `instance_types` and `clusters.devices` as checked values. What cannot be read is left out or None:
-a pool without a readable memory says so when it is asked for, and stops nothing else.
+Rows of `instance_types` and `clusters.devices` as checked values. What cannot be read is left out or None; a
+pool without a readable memory matters only where it is asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from gpustackd.domain.sizes import MIB, quantity
 
 FULL = 1_000_000
-"""What `remaining` of an untouched card is: shares of a card are counted in millionths."""
+"""`remaining` of an unused card: shares of a card are counted in millionths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +26,21 @@ class GpuPool:
     manufacturer: str = ""
     product: str = ""
     memory: int | None = None
-    """Of one card; None or 0 = not reported yet."""
+    """Of one card; None or 0 = not reported."""
     profiles: Mapping[str, int | None] = field(default_factory=lambda: MappingProxyType({}))
-    """Hardware partitions that it offers, with their memory (None = not stated)."""
+    """Hardware partitions that it offers: name -> memory (None = not stated)."""
     described: bool = True
-    """False where the row has no detail."""
+    """Whether the row has a `detail`."""
 
     @property
     def label(self) -> str:
-        """What people call it: product, else manufacturer, else the name of the pool."""
+        """Its name for people: product, else manufacturer, else the name of the pool."""
         return self.product or self.manufacturer or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A card as the cluster's inventory has it; `remaining` counts in millionths of a card."""
+    """A card in the cluster's inventory; `remaining` and `full` in millionths of a card."""
 
     index: int | None
     remaining: int
@@ -55,19 +55,20 @@ class DeviceGroup:
     manufacturer: str
     product: str
     logical_count: int = 0
-    """Slices that software makes of a card; 0 = none."""
+    """Slices into which software divides a card; 0 = none."""
     physical_count: int = 0
+    """Hardware partitions of a card."""
     profiles: frozenset[str] = frozenset()
     accelerators: tuple[Accelerator, ...] = ()
 
 
 Inventory = Mapping[str, tuple[DeviceGroup, ...]]
-"""Groups by the name of the node, which is the name of the worker."""
+"""Name of the node, which is the name of the worker -> its groups."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pools:
-    """Everything known of pools, at one time. A new value takes the place of the old one."""
+    """Everything known of pools at one time."""
 
     types: Mapping[str, tuple[GpuPool, ...]] = field(default_factory=lambda: MappingProxyType({}))
     devices: Mapping[int, Inventory] = field(default_factory=lambda: MappingProxyType({}))
@@ -75,7 +76,7 @@ class Pools:
 
     @classmethod
     def of(cls, types: Iterable[GpuPool], devices: Mapping[int, Any] = MappingProxyType({})) -> Pools:
-        """From types and the raw inventories of clusters."""
+        """From pools and the raw inventories of clusters (cluster id -> `clusters.devices`)."""
         by_name: dict[str, list[GpuPool]] = {}
         for t in types:
             by_name.setdefault(t.name, []).append(t)
@@ -86,21 +87,21 @@ class Pools:
         )
 
     def named(self, name: str, cluster_id: int | None) -> GpuPool | None:
-        """The type of that name in the cluster, else one that belongs to no cluster; for None the first one
-        of the name, wherever it is."""
-        found = self.types.get(name, ())
+        """The pool of that name in the cluster, else one that belongs to no cluster; for None the first pool
+        of that name in any cluster."""
+        pools = self.types.get(name, ())
         if cluster_id is None:
-            return found[0] if found else None
-        own = next((t for t in found if t.cluster_id == cluster_id), None)
-        return own or next((t for t in found if t.cluster_id is None), None)
+            return pools[0] if pools else None
+        own = next((t for t in pools if t.cluster_id == cluster_id), None)
+        return own or next((t for t in pools if t.cluster_id is None), None)
 
     def names_in(self, cluster_id: int | None) -> list[str]:
-        """Names of the types that a model of the cluster may ask for."""
+        """Names of the pools that a model of the cluster may ask for."""
         here = (None, cluster_id)
         return sorted(n for n, ts in self.types.items() if any(t.cluster_id in here for t in ts))
 
     def nodes(self, cluster_id: int | None) -> Inventory | None:
-        """What the cluster reports of its nodes; None where it cannot be read."""
+        """The inventory of a cluster; None where it cannot be read."""
         return None if cluster_id is None else self.devices.get(cluster_id)
 
 

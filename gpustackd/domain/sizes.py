@@ -29,10 +29,10 @@ def parse_size(raw: object) -> Fraction | None:
     """
     if isinstance(raw, int) and not isinstance(raw, bool):
         return Fraction(raw) if raw >= 0 else None
-    found = _FORM.fullmatch(raw.strip()) if isinstance(raw, str) else None
-    if found is None:
+    match = _FORM.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if match is None:
         return None
-    number, exponent, unit = found.groups()
+    number, exponent, unit = match.groups()
     scale = _scale(unit or "") if exponent is None else Fraction(10) ** int(exponent[1:])
     return None if scale is None else Fraction(f"0{number}".rstrip(".")) * scale
 

@@ -1,1 +1,1 @@
-"""How many instances a model has, which one goes when there are too many, when the number changes: pure."""
+"""How many instances a model has, which one goes, and what to do about one that failed: pure."""

@@ -1,9 +1,9 @@
-"""Fires of a cron line by a calendar: the last one before an instant, the next one after it.
+"""Fires of a cron line: the last one before an instant, the next one after it.
 
-A line is read on the wall clock of its time zone, then turned into instants: a fire inside the hour that is
-left out in spring comes as much later as the clock was put forward, one in the hour that comes twice in
-autumn belongs to its first pass. `cronsim` walks the calendar (backwards too, which is why it is used: the
-triggers of APScheduler only look ahead, count weekdays from Monday = 0 and want both day fields to match).
+A line is read on the wall clock of its time zone, and the fires are converted to instants. A fire within the
+hour that is skipped in spring comes later by the amount the clock was put forward; one within the hour that
+is repeated in autumn belongs to the first pass. `cronsim` walks the calendar in both directions; the triggers
+of APScheduler only look ahead, count weekdays from Monday = 0, and require both day fields to match.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from cronsim import CronSim, CronSimError
 
 _SHIFT = timedelta(hours=3)
-"""More than any clock is ever put forward or back."""
+"""More than any clock is put forward or back."""
 _FIRST, _LAST = datetime(1970, 1, 1), datetime(2200, 1, 1)  # noqa: DTZ001 - wall clocks have no zone
 
 
 def check(line: str) -> None:
-    """Raise ValueError where `line` is no cron line of five fields, or names no day that ever comes."""
+    """Raise ValueError where `line` is not a cron line of five fields, or never fires."""
     if len(line.split()) != 5:
         raise ValueError(f"{line!r} is not a cron line: minute, hour, day, month and weekday")
     try:
@@ -27,7 +27,7 @@ def check(line: str) -> None:
     except CronSimError as error:
         raise ValueError(f"{line!r} is not a cron line: {error}") from None
     except StopIteration:
-        raise ValueError(f"{line!r} never comes") from None
+        raise ValueError(f"{line!r} never fires") from None
 
 
 def last_before(line: str, now: datetime, zone: tzinfo) -> datetime | None:

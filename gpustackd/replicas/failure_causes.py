@@ -95,5 +95,5 @@ def failure_cause(message: str | None) -> FailureCause:
 
 def requested_bytes(message: str | None) -> int:
     """Bytes that the message says could not be allocated; 0 where it names none."""
-    found = _AMOUNT.search((message or "")[-_MAX_TEXT:])
-    return quantity(found[1]) or 0 if found else 0
+    match = _AMOUNT.search((message or "")[-_MAX_TEXT:])
+    return quantity(match[1]) or 0 if match else 0

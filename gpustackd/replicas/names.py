@@ -7,9 +7,9 @@ from itertools import count, islice
 
 
 def free_names(model: str, number: int, taken: Collection[str], role: str | None = None) -> list[str]:
-    """So many names that are not taken, lowest ordinal first; members of a role are `<model>-<role>-<n>`.
+    """`number` names that are not taken, lowest ordinal first; members of a role are `<model>-<role>-<n>`.
 
-    The same rows give the same names, so that a plan can foresee them.
+    The same rows give the same names, so a plan can predict them.
     """
     stem = f"{model}-{role}" if role else model
     held = set(taken)

@@ -1,7 +1,7 @@
 """The placement score in scale-down: what a replica's place is worth to the fleet.
 
-Binpack keeps the replica that sits tightest, spread the one that is loneliest. The whole fleet is looked at,
-other models included. Whatever is not known of a replica's place counts as nothing.
+Binpack keeps the replica on the fullest cards, spread the one with fewest neighbours. Instances of other
+models count too. What is unknown of a replica's place scores 0.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import Strategy
-from gpustackd.replicas.replica import Hold, Replica
+from gpustackd.replicas.replica import Replica, ReplicaPart
 
 _OTHERS = 0.2
-"""Weight of other models' instances on a card, next to one of ours."""
+"""Weight of other models' instances on a card; one of this model counts 1."""
 
 
 @dataclass(frozen=True)
 class PlacementScores:
-    """Scores places of one model's replicas on a fleet; `maximum` is what a perfect place scores."""
+    """Scores the places of one model's replicas on a fleet, from 0 to `maximum`."""
 
     fleet: Fleet
     model_id: int
@@ -30,35 +30,36 @@ class PlacementScores:
     maximum: float = 1.0
 
     def score(self, replica: Replica) -> float:
-        """0 for a replica without a place, and for one whose claim does not tell what it holds there."""
-        if not replica.placed or not _told(replica.main):
+        """From 0 to `maximum`; 0 without a place, and where the claim does not state what is held there."""
+        if not replica.placed or not _is_stated(replica.main):
             return 0.0
         if self.strategy is Strategy.SPREAD:
             score = self._spread(replica.main)
         else:
             main = self._packed(replica.main)
-            parts = [self._packed(hold) for hold in replica.subordinates]
+            parts = [self._packed(part) for part in replica.subordinates]
             score = (5 * main + sum(parts)) / (5 + len(parts))
         return min(max(score, 0.0), self.maximum)
 
     # -- binpack ----------------------------------------------------------------------------------------
 
-    def _packed(self, hold: Hold) -> float:
-        """The fullest card decides: `M (RAM share + 2 VRAM share) / 3`, own claims counted as free."""
-        w = self.fleet.position.get(hold.worker_id or 0)
+    def _packed(self, part: ReplicaPart) -> float:
+        """`maximum * (RAM share + 2 * VRAM share) / 3` of the card where that is most. A share is the claim
+        divided by what would be free without it."""
+        w = self.fleet.position.get(part.worker_id or 0)
         if w is None:
             return 0.0
         where = np.array([w])
         ram_free = int(self.fleet.free_ram(where)[0])
-        ram = hold.ram or 0
+        ram = part.ram or 0
         r = _share(ram, ram_free + ram)
-        if not hold.gpu_indexes:
+        if not part.gpu_indexes:
             return self.maximum * r
         free = self.fleet.free_vram(where)[0]
         best = 0.0
-        for index in hold.gpu_indexes:
-            slot = self._slot(w, hold.gpu_type, index)
-            own = (hold.vram or {}).get(index, 0)
+        for index in part.gpu_indexes:
+            slot = self._slot(w, part.gpu_type, index)
+            own = (part.vram or {}).get(index, 0)
             if slot is None or not own:
                 v = 0.0
             else:
@@ -68,10 +69,10 @@ class PlacementScores:
 
     # -- spread -----------------------------------------------------------------------------------------
 
-    def _spread(self, hold: Hold) -> float:
-        """How empty its worker is of this model, then of others, and how empty its cards are."""
+    def _spread(self, part: ReplicaPart) -> float:
+        """How few instances of this model, then of others, are on its worker and on its cards."""
         fleet = self.fleet
-        w = fleet.position.get(hold.worker_id or 0)
+        w = fleet.position.get(part.worker_id or 0)
         if w is None:
             return 0.0
         mine, others = self._crowds
@@ -82,12 +83,12 @@ class PlacementScores:
             worker = 0.85 + 0.15 * room
         else:
             worker = 0.45 + 0.35 * mine.emptiness(w) + 0.20 * room
-        if not hold.gpu_indexes:
+        if not part.gpu_indexes:
             return self.maximum * worker
         on_cards = fleet.occupancy.model_on_gpu.get(self.model_id, {}).get(w, {})
         values = []
-        for index in hold.gpu_indexes:
-            slot = self._slot(w, hold.gpu_type, index)
+        for index in part.gpu_indexes:
+            slot = self._slot(w, part.gpu_type, index)
             ours = on_cards.get(slot, 0) if slot is not None else 0
             everybody = int(fleet.occupancy.gpu_occupants[w, slot]) if slot is not None else 0
             values.append(1.0 / (1.0 + ours + _OTHERS * max(everybody - ours, 0)))
@@ -95,7 +96,7 @@ class PlacementScores:
 
     @cached_property
     def _crowds(self) -> tuple[_Crowd, _Crowd]:
-        """Instances of this model and of others on every worker: one look serves all replicas."""
+        """Instances of this model and of others on every worker, counted once for all replicas."""
         fleet = self.fleet
         mine: Ints = np.zeros(fleet.count, np.int64)
         for w, number in fleet.occupancy.model_on_worker.get(self.model_id, {}).items():
@@ -112,9 +113,9 @@ class PlacementScores:
         return None
 
 
-def _told(hold: Hold) -> bool:
-    """A claim that says of no card what it holds there is broken, unless it holds no card."""
-    return hold.vram is not None if hold.gpu_indexes else hold.ram is not None
+def _is_stated(part: ReplicaPart) -> bool:
+    """Whether the claim states what is held: VRAM where the part has cards, else RAM."""
+    return part.vram is not None if part.gpu_indexes else part.ram is not None
 
 
 def _share(part: int, whole: int) -> float:
@@ -123,7 +124,7 @@ def _share(part: int, whole: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Crowd:
-    """Counts by worker position, with the least and the most of any worker."""
+    """Counts by worker position, with the lowest and the highest of any live worker."""
 
     counts: Ints
     low: int
@@ -131,11 +132,11 @@ class _Crowd:
 
     @classmethod
     def of(cls, counts: Ints, live: Bools) -> _Crowd:
-        found = counts[live]
-        return cls(counts, int(found.min(initial=2**62)), int(found.max(initial=0)))
+        live_counts = counts[live]
+        return cls(counts, int(live_counts.min(initial=2**62)), int(live_counts.max(initial=0)))
 
     def emptiness(self, w: int) -> float:
-        """1 where it is emptiest, 0 where it is most crowded."""
+        """1 on the worker with the lowest count, 0 on the one with the highest."""
         if self.high <= self.low:
             return 1.0
         return 1.0 - (int(self.counts[w]) - self.low) / (self.high - self.low)

@@ -1,4 +1,4 @@
-"""The order in which replicas go when there are too many."""
+"""The order in which replicas are deleted when there are too many."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from collections.abc import Sequence
 from gpustackd.domain.lifecycle import WorkerState
 from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.replica import Replica
-from gpustackd.replicas.retention_score import RetentionWeights, scores
+from gpustackd.replicas.retention_score import RetentionWeights, retention_scores
 
 Key = tuple[float, ...]
 
 
-def ranked(
+def deletion_order(
     candidates: Sequence[Replica],
     weights: RetentionWeights,
     places: PlacementScores,
     peers: Sequence[Replica] | None = None,
 ) -> list[Replica]:
-    """The candidates, the one to delete first in front. `peers` are all members of their generation.
+    """The candidates, the one to delete first in front. `peers` are all members of their group.
 
-    Equal scores go by what is lost least: never started, on a worker that takes nothing new, of an old spec,
-    not yet serving, youngest. Raise ValueError where candidates have more than one role: they are not
-    replicas of each other.
+    Of equal scores, the one goes first that loses least: not taken by its worker, on a worker that takes
+    nothing new, placed before the model's last edit, less far towards serving, youngest. Raises ValueError
+    where candidates have several roles, since they are not replicas of each other.
     """
     if len({c.role for c in candidates}) > 1:
         raise ValueError("replicas of several roles cannot be ranked against each other")
-    worth = scores(candidates, weights, places, peers)
-    return sorted(candidates, key=lambda c: (worth[c.id], *finer(c)))
+    values = retention_scores(candidates, weights, places, peers)
+    return sorted(candidates, key=lambda c: (values[c.id], *_tie_break(c)))
 
 
-def finer(replica: Replica) -> Key:
-    """The order within equal scores, least worth keeping first."""
+def _tie_break(replica: Replica) -> Key:
     return (
         replica.progress > 0,
         replica.worker_state is WorkerState.READY,

@@ -1,7 +1,7 @@
-"""A replica: one instance of a model as those see it who decide which one goes.
+"""A replica: one instance of a model, as decisions on the number of replicas see it.
 
-Rows come from anybody's hand. What cannot be read of a row counts as missing, which lowers its rank; no row
-is ever a reason not to rank the others.
+Anybody may have written the row. What cannot be read counts as missing, which lowers the replica's rank; it
+never prevents others from being ranked.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _LOST = frozenset({WorkerState.NOT_READY, WorkerState.UNREACHABLE, WorkerState.D
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """What a part of a replica holds on one worker. Sizes in bytes; `vram` is keyed by GPU index."""
+class ReplicaPart:
+    """What a replica holds on one worker. Sizes in bytes."""
 
     worker_id: int | None
     gpu_type: str | None = None
     gpu_indexes: tuple[int, ...] = ()
     ram: int | None = None
     vram: Mapping[int, int] | None = None
-    """None = the claim does not tell."""
+    """By GPU index; None = the claim does not state it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Replica:
 
     id: int
     state: InstanceState | None
-    """None = a state that nobody knows."""
+    """None = not a known state."""
     worker_id: int | None = None
     worker_state: WorkerState | None = None
-    """None = no worker, or one whose row is gone."""
-    main: Hold = field(default_factory=lambda: Hold(None))
-    subordinates: tuple[Hold, ...] = ()
+    """None = it has no worker, or the worker's row is gone."""
+    main: ReplicaPart = field(default_factory=lambda: ReplicaPart(None))
+    subordinates: tuple[ReplicaPart, ...] = ()
     claimed: bool = False
-    """Whether there is a claim at all."""
+    """Whether its row has a `computed_resource_claim`."""
     offload_layers: int | None = None
     total_layers: int | None = None
     role: str | None = None
@@ -48,18 +48,18 @@ class Replica:
     draining_for: float | None = None
     """Seconds since `draining_since` by the database's clock; None = not draining."""
     created: float = 0.0
-    """Seconds, of any clock that all rows share; orders by age."""
+    """Seconds by a clock that all rows share; orders by age."""
     stale: bool = False
-    """Placed before the last edit of its model: it may run what the model was."""
+    """Placed before the last edit of its model, so it may run the model as it was."""
 
     @property
     def placed(self) -> bool:
-        """Whether it is on a worker that exists."""
+        """Whether it is on an existing worker."""
         return self.worker_id is not None and self.worker_state is not None
 
     @property
     def serving(self) -> bool:
-        """Whether requests may be under way in it: RUNNING on a worker that is not lost."""
+        """Whether it may be serving requests: RUNNING on a worker that is not lost."""
         return self.state is InstanceState.RUNNING and self.placed and self.worker_state not in _LOST
 
     @property
@@ -69,17 +69,17 @@ class Replica:
 
     @property
     def progress(self) -> int:
-        """How far it is on its way to serving: 0 = never started, rising to RUNNING."""
+        """How far it is towards serving: 0 = not taken by its worker, rising to RUNNING."""
         return TAKEN.index(self.state) + 1 if self.state in TAKEN else 0
 
     @property
-    def machines(self) -> frozenset[int]:
+    def workers(self) -> frozenset[int]:
         """Ids of the workers on which it has a part."""
-        return frozenset(h.worker_id for h in (self.main, *self.subordinates) if h.worker_id is not None)
+        return frozenset(p.worker_id for p in (self.main, *self.subordinates) if p.worker_id is not None)
 
 
 def replica(row: Mapping[str, Any]) -> Replica:
-    """Read one row. `id` must be there; everything else may be missing or nonsense."""
+    """Read one row. It must have an `id`; everything else may be missing or malformed."""
     claim = row.get("computed_resource_claim")
     worker_id = _whole(row.get("worker_id"))
     gpu_type = row.get("gpu_type")
@@ -90,7 +90,7 @@ def replica(row: Mapping[str, Any]) -> Replica:
         state=_known(InstanceState, row.get("state")),
         worker_id=worker_id,
         worker_state=_known(WorkerState, row.get("worker_state")),
-        main=_hold(worker_id, kind, row.get("gpu_indexes"), claim),
+        main=_part(worker_id, kind, row.get("gpu_indexes"), claim),
         subordinates=_subordinates(row.get("distributed_servers"), kind),
         claimed=claim is not None,
         offload_layers=_whole(claim.get("offload_layers")) if claim else None,
@@ -103,23 +103,25 @@ def replica(row: Mapping[str, Any]) -> Replica:
     )
 
 
-def _subordinates(servers: Any, gpu_type: str | None) -> tuple[Hold, ...]:
+def _subordinates(servers: Any, gpu_type: str | None) -> tuple[ReplicaPart, ...]:
     parts = servers.get("subordinate_workers") if isinstance(servers, Mapping) else None
-    found = []
+    holds = []
     for part in parts if isinstance(parts, list) else ():
         if not isinstance(part, Mapping):
             continue
         kind = _text(part.get("gpu_type")) or gpu_type
         claim = part.get("computed_resource_claim")
         claim = claim if isinstance(claim, Mapping) else None
-        found.append(_hold(_whole(part.get("worker_id")), kind, part.get("gpu_indexes"), claim))
-    return tuple(found)
+        holds.append(_part(_whole(part.get("worker_id")), kind, part.get("gpu_indexes"), claim))
+    return tuple(holds)
 
 
-def _hold(worker_id: int | None, gpu_type: str | None, indexes: Any, claim: Mapping[str, Any] | None) -> Hold:
+def _part(
+    worker_id: int | None, gpu_type: str | None, indexes: Any, claim: Mapping[str, Any] | None
+) -> ReplicaPart:
     numbers = [_whole(i) for i in indexes] if isinstance(indexes, list) else []
     vram = claim.get("vram") if claim else None
-    return Hold(
+    return ReplicaPart(
         worker_id,
         gpu_type,
         tuple(n for n in numbers if n is not None),
@@ -129,12 +131,12 @@ def _hold(worker_id: int | None, gpu_type: str | None, indexes: Any, claim: Mapp
 
 
 def _sizes(vram: Mapping[Any, Any]) -> dict[int, int]:
-    found = {}
+    sizes = {}
     for key, value in vram.items():
         index, size = _whole(key), _whole(value)
         if index is not None and size is not None:
-            found[index] = size
-    return found
+            sizes[index] = size
+    return sizes
 
 
 def _whole(value: Any) -> int | None:

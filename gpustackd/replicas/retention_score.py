@@ -1,4 +1,4 @@
-"""The instance chain: what each replica is worth keeping, as a weighted sum."""
+"""The retention score: what each replica is worth keeping, as a weighted sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class RetentionWeights:
-    """Maximum of each scorer; 0 or less takes it out. `total` scales the sum to that maximum."""
+    """Maximum of each part; 0 or less leaves the part out. `total` scales the sum to that maximum."""
 
     status: float = 100.0
     offload: float = 10.0
@@ -25,8 +25,8 @@ class RetentionWeights:
     total: float | None = None
 
 
-def status(replica: Replica, maximum: float) -> float:
-    """Nothing without a worker that could serve, half on the way there, all where it serves."""
+def status_score(replica: Replica, maximum: float) -> float:
+    """0 without a worker that could serve, the maximum where it serves, half of it in between."""
     if (
         not replica.placed
         or replica.worker_state is WorkerState.NOT_READY
@@ -36,20 +36,21 @@ def status(replica: Replica, maximum: float) -> float:
     return maximum if replica.healthy else maximum / 2
 
 
-def offload(replica: Replica, maximum: float) -> float:
-    """The share of layers on GPUs; nothing where it is not known."""
+def offload_score(replica: Replica, maximum: float) -> float:
+    """The maximum times the share of layers on GPUs; 0 where that is unknown."""
     total, offloaded = replica.total_layers, replica.offload_layers
     if not total or offloaded is None:
         return 0.0
     return maximum * offloaded / total
 
 
-def pairing(
+def pairing_score(
     candidates: Sequence[Replica], peers: Iterable[Replica], maximum: float
 ) -> Callable[[Replica], float]:
-    """How near replicas are to members of the opposite role of their group.
+    """A function that scores how close a replica is to members of the opposite role of its group.
 
-    Draining members do not count: they will be gone. A member counts once on each machine that it spans.
+    Members count once on each worker they span; draining members do not count. The worker with most such
+    members gives the maximum.
     """
     groups = {c.group_id for c in candidates}
     if len(groups) != 1 or None in groups:
@@ -58,34 +59,33 @@ def pairing(
     opposite = {OPPOSITE.get(c.role or "") for c in candidates} - {None}
     for peer in peers:
         if peer.role in opposite and peer.group_id in groups and peer.draining_for is None:
-            for machine in peer.machines:
-                near[machine] = near.get(machine, 0) + 1
+            for worker_id in peer.workers:
+                near[worker_id] = near.get(worker_id, 0) + 1
     most = max(near.values(), default=0)
 
     def value(replica: Replica) -> float:
-        machines = replica.machines
-        if not most or not machines:
+        workers = replica.workers
+        if not most or not workers:
             return 0.0
-        return maximum * sum(near.get(m, 0) for m in machines) / len(machines) / most
+        return maximum * sum(near.get(w, 0) for w in workers) / len(workers) / most
 
     return value
 
 
-def scores(
+def retention_scores(
     candidates: Sequence[Replica],
     weights: RetentionWeights,
     places: PlacementScores,
     peers: Sequence[Replica] | None = None,
 ) -> dict[int, float]:
-    """What each candidate is worth, by id; the least goes first. A scorer that cannot read a row gives it
-    nothing, and nobody else suffers."""
+    """Score of each candidate by id; the lowest goes first. A part that cannot read a row scores it 0."""
     parts: list[tuple[float, Callable[[Replica], float]]] = [
-        (weights.status, lambda r: status(r, weights.status)),
-        (weights.offload, lambda r: offload(r, weights.offload)),
+        (weights.status, lambda r: status_score(r, weights.status)),
+        (weights.offload, lambda r: offload_score(r, weights.offload)),
         (weights.placement, places.score),
     ]
     if peers is not None:
-        parts.append((weights.pairing, pairing(candidates, peers, weights.pairing)))
+        parts.append((weights.pairing, pairing_score(candidates, peers, weights.pairing)))
     used = [(maximum, part) for maximum, part in parts if maximum > 0]
     factor = 1.0
     if weights.total is not None and used:
@@ -98,4 +98,4 @@ def _safely(part: Callable[[Replica], float], replica: Replica) -> float:
         value = part(replica)
     except _UNREADABLE:
         return 0.0
-    return value if value == value else 0.0  # not-a-number is nothing
+    return value if value == value else 0.0  # NaN counts as 0

@@ -9,12 +9,12 @@ from gpustackd.errors import BadRow
 
 
 def role_numbers(value: Any) -> dict[str, int]:
-    """Read `models.roles`: role name -> replicas; empty for a model without roles. Raise BadRow."""
+    """Read `models.roles`: role name -> number of members; empty for a model without roles. Raises BadRow."""
     if value is None or value == []:
         return {}
     if not isinstance(value, list):
         raise BadRow("roles", "must be a list of roles")
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for n, role in enumerate(value):
         name = role.get("name") if isinstance(role, Mapping) else None
         if not isinstance(name, str) or not name:
@@ -22,7 +22,7 @@ def role_numbers(value: Any) -> dict[str, int]:
         number = role.get("replicas", 1)
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise BadRow(f"roles[{n}].replicas", f"must be a whole number (it is {number!r})")
-        if name in found:
+        if name in numbers:
             raise BadRow(f"roles[{n}].name", f"names the role {name} twice")
-        found[name] = number
-    return found
+        numbers[name] = number
+    return numbers

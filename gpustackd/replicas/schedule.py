@@ -146,14 +146,14 @@ def scheduled_replicas(schedule: ScalingSchedule, now: datetime, zone: tzinfo) -
 
 
 def _switch(value: Mapping[str, Any], name: str) -> bool:
-    found = value.get(name)
-    if found is not None and not isinstance(found, bool):
+    given = value.get(name)
+    if given is not None and not isinstance(given, bool):
         raise BadRow(f"{_COLUMN}.{name}", "must be true or false")
-    return bool(found)
+    return bool(given)
 
 
 def _whole(value: Mapping[str, Any], name: str, where: str, least: int, most: int) -> int:
-    found = value.get(name)
-    if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
-        raise BadRow(f"{where}.{name}", f"must be a whole number from {least} to {most} (it is {found!r})")
-    return found
+    given = value.get(name)
+    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
+        raise BadRow(f"{where}.{name}", f"must be a whole number from {least} to {most} (it is {given!r})")
+    return given

@@ -25,7 +25,7 @@ from gpustackd.errors import BadRow, Contended, DatabaseUnavailable
 from gpustackd.ports import ReplicaSnapshot, ReplicaStore, SyncResult, Wake
 from gpustackd.replicas.names import free_names
 from gpustackd.replicas.placement_score import PlacementScores
-from gpustackd.replicas.ranking import ranked
+from gpustackd.replicas.ranking import deletion_order
 from gpustackd.replicas.replica import Replica
 from gpustackd.replicas.retention_score import RetentionWeights
 from gpustackd.replicas.roles import role_numbers
@@ -270,7 +270,7 @@ class ReplicaSync:
         def rank(candidates: Sequence[Replica]) -> Sequence[Replica]:
             groups = {c.group_id for c in candidates if c.role is not None}
             peers = [r for r in seen.instances if r.group_id in groups] if groups else None
-            return ranked(candidates, self._policy.weights, places, peers)
+            return deletion_order(candidates, self._policy.weights, places, peers)
 
         window = self._policy.group_window if roles else self._policy.window
         return _limited(sync_plan(ReplicaTarget(number, roles, window), seen.instances, rank))

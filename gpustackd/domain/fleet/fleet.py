@@ -469,10 +469,10 @@ class Fleet:
 
     def row(self, w: int) -> WorkerRow:
         """The worker at a live position. Raises KeyError where there is none."""
-        found = self.worker_rows[w]
-        if found is None:
+        row = self.worker_rows[w]
+        if row is None:
             raise KeyError(f"no worker at position {w}")
-        return found
+        return row
 
     @property
     def order(self) -> Ints | None:

@@ -261,10 +261,10 @@ class Occupancy:
 
     def _on(self, worker_id: int) -> list[tuple[Booking, bool]]:
         """All bookings on a worker and whether each is only assumed."""
-        found = [(b, False) for b in self._on_worker.get(worker_id, {}).values()]
+        held = [(b, False) for b in self._on_worker.get(worker_id, {}).values()]
         for rows in self._assumed_on.get(worker_id, {}).values():
-            found.extend((b, True) for b in rows)
-        return found
+            held.extend((b, True) for b in rows)
+        return held
 
     # -- workers and GPUs that come and go ---------------------------------------------------------------
 

@@ -132,10 +132,10 @@ def texts(value: Any) -> list[str]:
 
 def indexes(value: Any) -> list[int]:
     """GPU indexes of one worker and type: whole numbers without duplicates."""
-    found = [count(x) for x in array(value)]
-    if len(set(found)) != len(found):
+    numbers = [count(x) for x in array(value)]
+    if len(set(numbers)) != len(numbers):
         raise ValueError("names a GPU twice")
-    return found
+    return numbers
 
 
 def data(value: Any) -> Any:

@@ -73,22 +73,22 @@ def _replicas(value: Any) -> int:
 
 def _schedule(value: Any) -> Any:
     """A schedule that can be followed: its cron lines fire some day, and an enabled one has a baseline."""
-    found = f.mapping(value)
+    schedule = f.mapping(value)
     try:
-        scaling_schedule(found)
+        scaling_schedule(schedule)
     except BadRow as error:
         raise ValueError(f"cannot be kept: {error}") from None
-    return found
+    return schedule
 
 
 def _maintenance(value: Any) -> Any:
     """`drain`, and optionally its `deadline`."""
     if not isinstance(value, Mapping) or not set(value) <= {"drain", "deadline"}:
         raise ValueError("must be a map of drain and deadline, as in {drain: true}")
-    found: dict[str, Any] = {"drain": f.flag(value.get("drain", False))}
+    maintenance: dict[str, Any] = {"drain": f.flag(value.get("drain", False))}
     if value.get("deadline") is not None:
-        found["deadline"] = f.moment(value["deadline"]).isoformat()
-    return found
+        maintenance["deadline"] = f.moment(value["deadline"]).isoformat()
+    return maintenance
 
 
 KINDS: Mapping[str, DocumentKind] = {

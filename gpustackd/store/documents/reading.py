@@ -125,7 +125,7 @@ def _gpus(raw: Any, where: str, problems: list[str]) -> tuple[Mapping[str, Any],
     if not isinstance(raw, list):
         problems.append(f"{where}, gpus: must be a list, not {kind_of(raw)}")
         return ()
-    found: dict[tuple[str, int], Mapping[str, Any]] = {}
+    gpus: dict[tuple[str, int], Mapping[str, Any]] = {}
     for n, item in enumerate(raw):
         at = f"{where}, gpus[{n}]"
         if not isinstance(item, Mapping):
@@ -136,10 +136,10 @@ def _gpus(raw: Any, where: str, problems: list[str]) -> tuple[Mapping[str, Any],
         if len(problems) > before:
             continue
         key = (values["type"], values["index"])
-        if key in found:
+        if key in gpus:
             problems.append(f"{at}: {key[0]}:{key[1]} is listed twice")
-        found[key] = values
-    return tuple(found.values())
+        gpus[key] = values
+    return tuple(gpus.values())
 
 
 def _duplicates(documents: Iterable[Document]) -> list[str]:
@@ -164,21 +164,21 @@ def _hint(key: str, kind: DocumentKind) -> str:
 
 def _parse(text: str, file: str) -> Iterator[Any]:
     """The documents of a file, unchecked. A file that starts like JSON is read as JSON if possible."""
-    found: list[Any] | None = None
+    documents: list[Any] | None = None
     if text.lstrip()[:1] in ("{", "["):
         try:
-            found = list(_json(text))
+            documents = list(_json(text))
         except (ValueError, RecursionError):
-            found = None
-    if found is None:
+            documents = None
+    if documents is None:
         try:
-            found = list(yaml.load_all(text, Loader=_Loader))
+            documents = list(yaml.load_all(text, Loader=_Loader))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
             raise refuse(
                 file, f"is neither YAML nor JSON: {said}", "fix the text; nothing was applied"
             ) from None
-    for item in found:
+    for item in documents:
         if isinstance(item, list):
             yield from item
         else:
@@ -198,10 +198,10 @@ def _json(text: str) -> Iterator[Any]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise ValueError("a key is written twice")
-    return found
+    return mapping
 
 
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -35,8 +35,8 @@ class Binaries:
         beside = self.folder / "psql"
         if beside.exists():
             return beside
-        found = shutil.which("psql")
-        return Path(found) if found else None
+        on_path = shutil.which("psql")
+        return Path(on_path) if on_path else None
 
 
 def find_binaries(folder: Path | str | None = None) -> Binaries:

@@ -144,12 +144,12 @@ def end_orphans(data: Path, patience: float = 10.0) -> None:
 
 
 def _backends_of(data: Path) -> list[int]:
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # gone meanwhile, or another user's
             if (entry / "exe").readlink().name.startswith("postgres") and (entry / "cwd").samefile(data):
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def last_words(log: Path) -> str:

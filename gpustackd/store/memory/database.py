@@ -78,8 +78,8 @@ class MemoryDatabase:
         """Rows by id. Raises Refused where there is no such table."""
         if name not in TABLES:
             raise Refused(f"there is no table {name} in memory")
-        found: dict[int, Any] = getattr(self, name)
-        return found
+        rows: dict[int, Any] = getattr(self, name)
+        return rows
 
     # -- inserting --------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class MemoryStore:
         since = self.database.clock() - fresh
         instances = self.database.model_instances
         own = [b for i, held in self.database.ledger.items() if instances[i].state in HOLDING for b in held]
-        found: dict[int, int] = {}
+        foreign: dict[int, int] = {}
         for gpu in self.database.gpu_devices.values():
             host, at = gpu.host, gpu.vram_used_at
             if gpu.vram_used is None or at is None or at.timestamp() <= since:
@@ -107,8 +107,8 @@ class MemoryStore:
             booked += sum(b.ram for b in own if host.unified_memory and b.worker_id == host.id)
             beyond = max(gpu.vram_used - booked, 0) - host.vram_reserved
             if beyond > 0:
-                found[gpu.id] = beyond
-        return found
+                foreign[gpu.id] = beyond
+        return foreign
 
     async def health(self) -> DatabaseHealth:
         return DatabaseHealth(writable=True, revision=None, server_version="memory")

@@ -145,9 +145,9 @@ def forbidden(error: BaseException) -> DatabaseUnavailable:
 def unavailable(url: str, error: BaseException) -> DatabaseUnavailable:
     """For a server that cannot be used. The URL is masked in the message."""
     said = str(error).strip() or type(error).__name__
-    found = DatabaseUnavailable(
+    translated_error = DatabaseUnavailable(
         f"database not reachable at {mask_url(url) if url else 'the PG* variables'}: {said}",
         "check GPUSTACKD_DATABASE_URL and that PostgreSQL runs and lets this user in",
     )
-    found.passing = isinstance(error, _PASSING)
-    return found
+    translated_error.passing = isinstance(error, _PASSING)
+    return translated_error

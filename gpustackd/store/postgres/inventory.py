@@ -112,12 +112,12 @@ class InventoryReads:
         The name of a GPU is `worker:type:index`; a worker's name stands for all its GPUs. Raises Refused
         where a name is given and no row has it.
         """
-        found = [plain(r) for r in await self.connection.fetch(_QUERIES[kind], name)]
-        if name is not None and not found:
+        rows = [plain(r) for r in await self.connection.fetch(_QUERIES[kind], name)]
+        if name is not None and not rows:
             raise Refused(
                 f"there is no {kind.removesuffix('s')} {name}", f"`gpustackd get {kind}` lists them"
             )
-        return found
+        return rows
 
     async def decisions(self, instance_id: int, limit: int = 10) -> list[Row]:
         """The newest decision records of an instance, newest first."""
@@ -140,7 +140,7 @@ def plain(row: Mapping[str, Any]) -> Row:
 
 def by_worker(gpus: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """GPUs grouped by their worker's name, in order."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
     for gpu in gpus:
-        found.setdefault(gpu["worker"], []).append(gpu)
-    return found
+        grouped.setdefault(gpu["worker"], []).append(gpu)
+    return grouped

@@ -69,13 +69,13 @@ def read_files(rows: Rows) -> Mapping[str, Mapping[int, int]]:
     Keys of READY files are `<source_index>` and `path:<resolved_path>`; of files on their way
     `downloading:<source_index>`.
     """
-    found: dict[str, dict[int, int]] = {}
+    files: dict[str, dict[int, int]] = {}
     for row in rows:
         size, worker_id, index = row.get("size") or 0, row["worker_id"], row["source_index"]
         if row.get("state") == "READY":
-            found.setdefault(index, {})[worker_id] = size
+            files.setdefault(index, {})[worker_id] = size
             if path := row.get("resolved_path"):
-                found.setdefault(f"path:{path}", {})[worker_id] = size
+                files.setdefault(f"path:{path}", {})[worker_id] = size
         elif row.get("state") == "DOWNLOADING":
-            found.setdefault(DOWNLOADING + index, {})[worker_id] = size
-    return found
+            files.setdefault(DOWNLOADING + index, {})[worker_id] = size
+    return files

@@ -16,8 +16,8 @@ async def read_revision(connection: Any) -> str | None:
     """The revision of the schema; None where there is no schema of ours."""
     if not await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL"):
         return None
-    found = await connection.fetchval("SELECT version_num FROM alembic_version")
-    return None if found is None else str(found)
+    version = await connection.fetchval("SELECT version_num FROM alembic_version")
+    return None if version is None else str(version)
 
 
 def check_revision(revision: str | None) -> None:

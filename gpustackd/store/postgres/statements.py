@@ -7,16 +7,16 @@ from pathlib import Path
 
 def statements(file: Path) -> list[str]:
     """Split at the `;` that ends a line outside a dollar-quoted body."""
-    found: list[str] = []
+    complete: list[str] = []
     lines: list[str] = []
     quoted = False
     for line in file.read_text("utf-8").splitlines():
         lines.append(line)
         quoted ^= line.count("$$") % 2 == 1
         if not quoted and line.rstrip().endswith(";") and not line.lstrip().startswith("--"):
-            found.append("\n".join(lines).strip())
+            complete.append("\n".join(lines).strip())
             lines = []
     rest = "\n".join(lines).strip()
     if rest and not all(x.startswith("--") for x in rest.splitlines()):
         raise ValueError(f"{file.name} ends within a statement")
-    return found
+    return complete

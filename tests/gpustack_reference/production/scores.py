@@ -21,9 +21,9 @@ from gpustackd.placement.policy import Policy
 from gpustackd.placement.rules.registry import rules_of
 from gpustackd.placement.search import Search
 from gpustackd.replicas.placement_score import PlacementScores
-from gpustackd.replicas.ranking import ranked
+from gpustackd.replicas.ranking import deletion_order
 from gpustackd.replicas.replica import Replica, replica
-from gpustackd.replicas.retention_score import RetentionWeights, scores
+from gpustackd.replicas.retention_score import RetentionWeights, retention_scores
 from tests.gpustack_reference import cases
 from tests.gpustack_reference.cases import Case
 from tests.gpustack_reference.production import decisions
@@ -131,13 +131,13 @@ def of_item(case: Case, scorer: Mapping[str, Any]) -> float:
 def of_replicas(case: Case, only: str | None = None) -> dict[str, float]:
     """What each instance of the model is worth keeping; `only`: by this scorer alone."""
     there, weights, where = _replicas(case, only)
-    return {str(i): v for i, v in scores(there, weights, where).items()}
+    return {str(i): v for i, v in retention_scores(there, weights, where).items()}
 
 
 def order(case: Case) -> list[int]:
     """Ids of the model's instances, the one to go first in front."""
     there, weights, where = _replicas(case, None)
-    return [r.id for r in ranked(there, weights, where)]
+    return [r.id for r in deletion_order(there, weights, where)]
 
 
 class _Given:

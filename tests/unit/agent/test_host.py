@@ -69,7 +69,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_cards_are_described_as_a_worker_document_takes_them(library: Any) -> None:
     nvml = library()
     gpus = host.nvidia_gpus()
-    assert gpus.found[1] == {
+    assert gpus.documents[1] == {
         "index": 1,
         "type": "cuda",
         "vendor": "nvidia",
@@ -80,7 +80,7 @@ def test_cards_are_described_as_a_worker_document_takes_them(library: Any) -> No
         "runtime_version": "12.8",
         "vram_total": 46068 * MIB,
     }
-    assert (len(gpus.found), gpus.unseen, gpus.unified, nvml.closed) == (2, "", False, 1)
+    assert (len(gpus.documents), gpus.problem, gpus.unified, nvml.closed) == (2, "", False, 1)
     (document,) = read_documents(json.dumps(host.host_document("here", gpus)), "here")
     assert document.gpus is not None
     assert [g["vram_total"] for g in document.gpus] == [46068 * MIB] * 2
@@ -90,14 +90,14 @@ def test_cards_are_described_as_a_worker_document_takes_them(library: Any) -> No
 
 def test_what_a_driver_does_not_answer_is_left_out(library: Any) -> None:
     library("nvmlDeviceGetArchitecture", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetUUID")
-    (first, _) = host.nvidia_gpus().found
+    (first, _) = host.nvidia_gpus().documents
     assert not {"arch_family", "runtime_version", "uuid"} & first.keys()
     assert first["compute_capability"] == "8.9"
 
 
 def test_a_card_that_is_cut_into_slices_takes_nothing(library: Any) -> None:
     library().sliced = 1
-    whole, sliced = host.nvidia_gpus().found
+    whole, sliced = host.nvidia_gpus().documents
     assert "schedulable" not in whole
     assert sliced["schedulable"] is False
 
@@ -105,7 +105,7 @@ def test_a_card_that_is_cut_into_slices_takes_nothing(library: Any) -> None:
 def test_a_card_without_memory_of_its_own_shares_the_hosts(library: Any) -> None:
     library("nvmlDeviceGetMemoryInfo", count=1)
     gpus = host.nvidia_gpus()
-    assert gpus.found[0]["vram_total"] == host.memory()
+    assert gpus.documents[0]["vram_total"] == host.memory()
     assert host.host_document("here", gpus)["unified_memory"] is True
 
 
@@ -122,14 +122,14 @@ def test_a_host_without_cards_says_why_and_speaks_of_none(
 ) -> None:
     library(*broken, count=count)
     gpus = host.nvidia_gpus()
-    assert says in gpus.unseen
+    assert says in gpus.problem
     assert "gpus" not in host.host_document("here", gpus)
 
 
 def test_without_the_library_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "pip install" in host.nvidia_gpus().unseen
+    assert "pip install" in host.nvidia_gpus().problem
 
 
 def test_an_address_that_is_given_goes_before_one_that_is_found() -> None:
-    assert host.host_document("here", host.Gpus(), ip="10.1.2.3")["ip"] == "10.1.2.3"
+    assert host.host_document("here", host.HostGpus(), ip="10.1.2.3")["ip"] == "10.1.2.3"

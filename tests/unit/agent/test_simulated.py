@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpustackd.agent.register import cards
-from gpustackd.agent.simulated import Script, Steps
+from gpustackd.agent.register import parse_gpus
+from gpustackd.agent.simulated import SimulatedBehavior, TaskTimer
 from gpustackd.domain.lifecycle import InstanceState
 from gpustackd.errors import UsageError
 from gpustackd.store.postgres.worker_reports import AgentTask
@@ -16,7 +16,7 @@ TASK = AgentTask(1, "a-0", InstanceState.SCHEDULED, 7, 3, 0)
 GIB = 2**30
 
 
-def walked(script: Script, task: AgentTask) -> list[InstanceState]:
+def walked(script: SimulatedBehavior, task: AgentTask) -> list[InstanceState]:
     states = []
     while task.state not in (InstanceState.RUNNING, InstanceState.ERROR):
         task = replace(task, state=script.step(task)[0])
@@ -25,32 +25,35 @@ def walked(script: Script, task: AgentTask) -> list[InstanceState]:
 
 
 def test_an_instance_goes_through_every_state_of_a_start() -> None:
-    assert walked(Script(), TASK) == [
+    assert walked(SimulatedBehavior(), TASK) == [
         InstanceState.INITIALIZING,
         InstanceState.DOWNLOADING,
         InstanceState.STARTING,
         InstanceState.RUNNING,
     ]
-    assert Script().step(replace(TASK, state=InstanceState.UNREACHABLE)) == (InstanceState.RUNNING, None)
+    assert SimulatedBehavior().step(replace(TASK, state=InstanceState.UNREACHABLE)) == (
+        InstanceState.RUNNING,
+        None,
+    )
 
 
 def test_a_rate_of_one_fails_every_start_with_the_words_given_and_a_rate_of_zero_none() -> None:
-    broken = Script(fail_rate=1.0, fail_message="no such file")
+    broken = SimulatedBehavior(fail_rate=1.0, fail_message="no such file")
     assert walked(broken, TASK)[-1] is InstanceState.ERROR
     assert broken.step(replace(TASK, state=InstanceState.STARTING)) == (InstanceState.ERROR, "no such file")
-    assert all(walked(Script(seed=n), TASK)[-1] is InstanceState.RUNNING for n in range(50))
+    assert all(walked(SimulatedBehavior(seed=n), TASK)[-1] is InstanceState.RUNNING for n in range(50))
 
 
 def test_the_same_seed_fails_the_same_starts_whatever_the_order() -> None:
     starts = [replace(TASK, name=f"a-{n}", restarts=n % 3) for n in range(200)]
-    fate = {t: walked(Script(fail_rate=0.5, seed=4), t)[-1] for t in starts}
-    assert fate == {t: walked(Script(fail_rate=0.5, seed=4), t)[-1] for t in reversed(starts)}
-    assert fate != {t: walked(Script(fail_rate=0.5, seed=5), t)[-1] for t in starts}
+    fate = {t: walked(SimulatedBehavior(fail_rate=0.5, seed=4), t)[-1] for t in starts}
+    assert fate == {t: walked(SimulatedBehavior(fail_rate=0.5, seed=4), t)[-1] for t in reversed(starts)}
+    assert fate != {t: walked(SimulatedBehavior(fail_rate=0.5, seed=5), t)[-1] for t in starts}
     assert 50 < sum(s is InstanceState.ERROR for s in fate.values()) < 150
 
 
 def test_what_is_scheduled_is_taken_at_once_and_each_later_state_lasts_for_the_delay() -> None:
-    steps = Steps(delay=2.0)
+    steps = TaskTimer(delay=2.0)
     taken = replace(TASK, state=InstanceState.INITIALIZING)
     assert steps.due([TASK], 10.0) == ([TASK], None)
     assert steps.due([taken], 10.0) == ([], 12.0)
@@ -59,7 +62,7 @@ def test_what_is_scheduled_is_taken_at_once_and_each_later_state_lasts_for_the_d
 
 
 def test_an_instance_that_was_placed_anew_begins_its_delay_anew() -> None:
-    steps = Steps(delay=2.0)
+    steps = TaskTimer(delay=2.0)
     taken = replace(TASK, state=InstanceState.INITIALIZING)
     steps.due([taken], 10.0)
     assert steps.due([replace(taken, epoch=4)], 12.0) == ([], 14.0)
@@ -67,9 +70,9 @@ def test_an_instance_that_was_placed_anew_begins_its_delay_anew() -> None:
 
 
 def test_cards_are_written_as_a_number_and_a_size() -> None:
-    found = cards("2x24GiB+1x80GiB")
+    found = parse_gpus("2x24GiB+1x80GiB")
     assert [(g["index"], g["vram_total"] // GIB) for g in found] == [(0, 24), (1, 24), (2, 80)]
-    assert cards("") == []
+    assert parse_gpus("") == []
 
 
 @pytest.mark.parametrize(
@@ -77,5 +80,5 @@ def test_cards_are_written_as_a_number_and_a_size() -> None:
 )
 def test_cards_that_are_none_are_refused_with_the_form_to_use(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        cards(text)
+        parse_gpus(text)
     assert "8x80GiB" in refused.value.remedy

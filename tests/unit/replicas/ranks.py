@@ -10,7 +10,7 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.fleet.rows import GpuRow, WorkerRow
 from gpustackd.domain.model_spec import Strategy
 from gpustackd.replicas.placement_score import PlacementScores
-from gpustackd.replicas.ranking import ranked
+from gpustackd.replicas.ranking import deletion_order
 from gpustackd.replicas.replica import Replica, replica
 from gpustackd.replicas.retention_score import RetentionWeights
 
@@ -95,4 +95,4 @@ def order(
     candidates: list[Replica], where: PlacementScores, weights: RetentionWeights | None = None
 ) -> list[int]:
     """Ids, the one to go first in front."""
-    return [r.id for r in ranked(candidates, weights or RetentionWeights(), where)]
+    return [r.id for r in deletion_order(candidates, weights or RetentionWeights(), where)]

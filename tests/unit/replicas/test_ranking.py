@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from gpustackd.domain.bookings import Booking
 from gpustackd.domain.model_spec import Strategy
-from gpustackd.replicas.ranking import ranked
+from gpustackd.replicas.ranking import deletion_order
 from gpustackd.replicas.replica import Replica, replica
-from gpustackd.replicas.retention_score import RetentionWeights, offload, pairing, scores, status
+from gpustackd.replicas.retention_score import (
+    RetentionWeights,
+    offload_score,
+    pairing_score,
+    retention_scores,
+    status_score,
+)
 from tests.unit.replicas.ranks import GIB, MODEL, fleet, order, places, row, six
 
 BINPACK, SPREAD = Strategy.BINPACK, Strategy.SPREAD
@@ -31,17 +37,19 @@ def test_the_executed_rankings_come_out_to_four_digits(
 ) -> None:
     where = places(fleet(), strategy)
     weights = RetentionWeights(total=total)
-    found = scores(six(layers), weights, where)
+    found = retention_scores(six(layers), weights, where)
     assert {i: round(v, 4) for i, v in found.items()} == expected
     assert order(six(layers), where, weights) == list(expected)
 
 
 def test_weights_of_nothing_take_their_scorer_out() -> None:
-    found = scores(six(True), RetentionWeights(status=0, offload=-1, total=100), places(fleet(), SPREAD))
+    found = retention_scores(
+        six(True), RetentionWeights(status=0, offload=-1, total=100), places(fleet(), SPREAD)
+    )
     assert {i: round(v, 2) for i, v in found.items()} == {1: 62.75, 2: 60.25, 3: 60.25, 4: 0, 5: 62.75, 6: 84}
     nothing = RetentionWeights(0, 0, 0, 0, 100)
-    assert set(scores(six(), nothing, places(fleet())).values()) == {0}
-    assert scores([], RetentionWeights(total=100), places(fleet())) == {}
+    assert set(retention_scores(six(), nothing, places(fleet())).values()) == {0}
+    assert retention_scores([], RetentionWeights(total=100), places(fleet())) == {}
 
 
 @pytest.mark.parametrize(
@@ -53,13 +61,13 @@ def test_weights_of_nothing_take_their_scorer_out() -> None:
     ],
 )  # fmt: skip
 def test_status_by_the_table(state: str, worker_state: str | None, value: float) -> None:
-    assert status(replica(row(1, state, worker_state)), 100) == value
+    assert status_score(replica(row(1, state, worker_state)), 100) == value
 
 
 def test_a_pending_replica_has_no_status_and_layers_count_by_their_share() -> None:
-    assert status(replica(row(4, "PENDING", None)), 100) == 0
+    assert status_score(replica(row(4, "PENDING", None)), 100) == 0
     layers = [(20, 33), (33, 33), None, (0, 33)]
-    found = [round(offload(replica(row(1, "RUNNING", layers=x)), 10), 2) for x in layers]
+    found = [round(offload_score(replica(row(1, "RUNNING", layers=x)), 10), 2) for x in layers]
     assert found == [6.06, 10, 0, 0]
 
 
@@ -75,36 +83,36 @@ def member(id_: int, role: str, *workers: int, **more: Any) -> Replica:
 def test_pairing_keeps_the_member_next_to_most_of_the_other_role() -> None:
     prefills = [member(1, "prefill", 1), member(2, "prefill", 2), member(3, "prefill", 3)]
     decodes = [member(4, "decode", 1), member(5, "decode", 1), member(6, "decode", 2)]
-    value = pairing(prefills, [*prefills, *decodes], 20)
+    value = pairing_score(prefills, [*prefills, *decodes], 20)
     assert [value(p) for p in prefills] == [20, 10, 0]
     decodes[0] = member(4, "decode", 1, draining_for=3.0)
-    value = pairing(prefills, [*prefills, *decodes], 20)
+    value = pairing_score(prefills, [*prefills, *decodes], 20)
     assert [value(p) for p in prefills] == [20, 20, 0]
     # one that spans machines counts once on each, and has its own share of each
-    value = pairing(prefills, [member(7, "decode", 2, 3)], 20)
+    value = pairing_score(prefills, [member(7, "decode", 2, 3)], 20)
     assert [value(p) for p in prefills] == [0, 20, 20]
-    assert pairing([member(8, "prefill", 1, 2)], [member(7, "decode", 2, 3)], 20)(
+    assert pairing_score([member(8, "prefill", 1, 2)], [member(7, "decode", 2, 3)], 20)(
         member(8, "prefill", 1, 2)
     ) == pytest.approx(10)
     # nothing opposite, no opposite role, several groups
-    assert pairing(prefills, prefills, 20)(prefills[0]) == 0
-    assert pairing([member(9, "router", 1)], decodes, 20)(member(9, "router", 1)) == 0
+    assert pairing_score(prefills, prefills, 20)(prefills[0]) == 0
+    assert pairing_score([member(9, "router", 1)], decodes, 20)(member(9, "router", 1)) == 0
     mixed = [prefills[0], member(9, "prefill", 2, group_id="h")]
-    assert pairing(mixed, decodes, 20)(prefills[0]) == 0
+    assert pairing_score(mixed, decodes, 20)(prefills[0]) == 0
 
 
 def test_pairing_decides_among_members_that_serve_alike() -> None:
     on = fleet()
     prefills = [member(1, "prefill", 1), member(2, "prefill", 2), member(3, "prefill", 3)]
     decodes = [member(4, "decode", 1), member(5, "decode", 1), member(6, "decode", 2)]
-    found = ranked(prefills, RetentionWeights(), places(on), [*prefills, *decodes])
+    found = deletion_order(prefills, RetentionWeights(), places(on), [*prefills, *decodes])
     assert [r.id for r in found] == [3, 2, 1]
 
 
 def test_roles_are_not_ranked_against_each_other() -> None:
     mixed = [member(1, "prefill", 1), member(2, "decode", 1)]
     with pytest.raises(ValueError, match="several roles"):
-        ranked(mixed, RetentionWeights(), places(fleet()))
+        deletion_order(mixed, RetentionWeights(), places(fleet()))
 
 
 def test_equal_scores_go_by_what_is_lost_least() -> None:
@@ -187,10 +195,10 @@ def test_no_row_keeps_the_others_from_being_ranked(rows: list[dict[str, Any]], s
     candidates = [replica(row(1, "RUNNING"))]
     candidates += [replica({"id": 100 + n, "created": 0.0, **r}) for n, r in enumerate(rows)]
     where = places(fleet(), strategy)
-    found = scores(candidates, RetentionWeights(), where)
-    assert {r.id for r in ranked(candidates, RetentionWeights(), where)} == {c.id for c in candidates}
+    found = retention_scores(candidates, RetentionWeights(), where)
+    assert {r.id for r in deletion_order(candidates, RetentionWeights(), where)} == {c.id for c in candidates}
     assert all(v == v and v >= 0 for v in found.values())
-    assert found[1] == scores(candidates[:1], RetentionWeights(), where)[1]
+    assert found[1] == retention_scores(candidates[:1], RetentionWeights(), where)[1]
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 12))
@@ -203,7 +211,7 @@ def test_a_healthy_replica_never_goes_before_an_unhealthy_one(chance: Any, numbe
         claim = {"offload_layers": chance.randint(0, 33), "total_layers": 33}
         place["computed_resource_claim"] = {**place["computed_resource_claim"], **claim}
         rows.append({**place, "id": 1000 + n})
-    found = ranked(
+    found = deletion_order(
         [replica(r) for r in rows], RetentionWeights(), places(fleet(), chance.choice(list(Strategy)))
     )
     healthy = [r.healthy for r in found]
