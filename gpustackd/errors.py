@@ -1,10 +1,10 @@
-"""Every error that gpustackd raises on purpose, with what a person should do next."""
+"""Every error that gpustackd raises on purpose, with what to do about it."""
 
 from __future__ import annotations
 
 
 class GpustackdError(Exception):
-    """An error with a message for people: `problem` says what and where, `remedy` what to do."""
+    """An error with a message for people: `problem` says what is wrong and where, `remedy` what to do."""
 
     exit_code = 1
 
@@ -24,15 +24,14 @@ class UsageError(GpustackdError):
 
 
 class DatabaseUnavailable(GpustackdError):
-    """The database cannot be reached or refuses us (exit code 3). `passing`: it says that it is starting, or
-    going down for a moment."""
+    """The database cannot be reached or used (exit code 3). `passing`: it is starting or stopping."""
 
     exit_code = 3
     passing = False
 
 
 class Contended(GpustackdError):
-    """The database made us yield (lock or statement time-out, deadlock): nothing was written; try again."""
+    """Another transaction was in the way (timeout or deadlock). Nothing was written: retry."""
 
 
 class WrongRevision(GpustackdError):
@@ -46,9 +45,9 @@ class Refused(GpustackdError):
 
 
 class BadRow(GpustackdError):
-    """One row holds something that cannot be used; only that row suffers.
+    """One row holds something that cannot be used. Only that row is affected.
 
-    `field` names the column (or path in it), so that the message on the row can say where.
+    `field` names the column, or a path in it.
     """
 
     def __init__(self, field: str, problem: str, remedy: str = "") -> None:
@@ -57,8 +56,8 @@ class BadRow(GpustackdError):
 
 
 class ModelUnreadable(GpustackdError):
-    """What a model is made of could not be read. `retryable`: a later try may succeed unchanged
-    (hub down, time-out); otherwise only an edit of the model or its files helps."""
+    """The files of a model could not be read. `retryable`: a later attempt may succeed (hub down, timeout);
+    otherwise only an edit of the model or its files helps."""
 
     def __init__(self, code: str, problem: str, remedy: str = "", *, retryable: bool = False) -> None:
         super().__init__(problem, remedy)

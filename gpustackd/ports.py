@@ -1,12 +1,12 @@
-"""What the daemon needs from the outside, as protocols: a store and a reader of models.
+"""What the daemon needs from outside, as protocols: a store and a reader of models.
 
-`store.postgres` and `store.memory` satisfy `Store` alike; one suite of tests runs over both.
+Both `store.postgres` and `store.memory` implement `Store`; one suite of tests runs over both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from gpustackd.replicas.sync_plan import SyncPlan
 
 @dataclass(frozen=True, slots=True)
 class WaitingInstance:
-    """A PENDING instance as read, before anyone works on it."""
+    """A PENDING instance as read, before it is claimed."""
 
     id: int
     name: str
@@ -38,13 +38,13 @@ class WaitingInstance:
     due_in: float
     """Seconds until `next_attempt_at` by the database's clock; 0 or less = now."""
     signature: str | None
-    """Signature of the refusal written on the row; None = never decided."""
+    """Signature of the refusal written on the row; None = there is none."""
     hints: PlacementHints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to work on one instance: ours until the lease ends, fenced by `epoch`."""
+    """The right to decide for one instance, until the lease ends; `epoch` fences late writes."""
 
     id: int
     name: str
@@ -57,7 +57,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A placement to commit for a claimed instance."""
+    """A placement to commit for a claimed instance. `model_version`: the one decided on."""
 
     claim: Claim
     model_version: int
@@ -69,15 +69,16 @@ class CommitCode(StrEnum):
     """Why a proposal was not committed."""
 
     LOST = "lost"
-    """The claim is not ours any more (lease over, epoch moved on, row deleted or locked by a delete)."""
+    """The claim is not ours any more: the lease expired, the epoch rose, or the row is (being) deleted."""
     MODEL_CHANGED = "model_changed"
+    """The model was edited since it was read."""
     CONFLICT = "conflict"
-    """A GPU or worker does not offer what was decided on; `gpu_ids` and `worker_ids` name them."""
+    """Rows no longer offer what was decided on; `gpu_ids` and `worker_ids` name them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """`code` None = committed."""
+    """What became of one proposal. `code` None = committed."""
 
     instance_id: int
     code: CommitCode | None = None
@@ -87,21 +88,22 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Back to PENDING with a reason, tried again after `retry_in` seconds (None = when a cure comes)."""
+    """An instance to write back to PENDING with its reasons."""
 
     claim: Claim
     outcome: NoFit
     record: str = "NO_FIT"
-    """Outcome written to `scheduling_decisions`."""
+    """Outcome of the decision record."""
     retry_in: float | None = None
+    """Seconds until it is tried again; None = after an event that could help."""
     to_error: bool = False
-    """ANALYZING -> ERROR instead: nothing but an edit can help."""
+    """Write it to ERROR instead: only an edit of the model can help."""
     duration_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class FleetChanges:
-    """What changed since a mark. With `complete`, rows not listed are gone."""
+    """Workers and GPUs that changed since a mark. With `complete`, rows that are not listed do not exist."""
 
     mark: str
     workers: Sequence[WorkerRow] = ()
@@ -111,7 +113,7 @@ class FleetChanges:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """One row of `models`: the checked spec, or why the row cannot be used."""
+    """One row of `models`: its checked spec, or in `error` why the row cannot be used."""
 
     id: int
     version: int
@@ -122,7 +124,7 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseHealth:
-    """What `/readyz` and `check` want to know of the database."""
+    """State of the database. `revision` None = there is no schema."""
 
     writable: bool
     revision: str | None
@@ -130,68 +132,72 @@ class DatabaseHealth:
 
 
 class Store(Protocol):
-    """Everything that speaks to the database, by intent. Sizes in bytes, times by its clock.
+    """What the daemon asks of the database. Sizes in bytes, times by the database's clock.
 
-    Raises `DatabaseUnavailable` when the server cannot be reached (nothing was written, or nobody
-    knows: every write is conditional, so that trying again is safe).
+    Every method raises `DatabaseUnavailable` where the server cannot be reached, and `Contended` where
+    another transaction was in the way. It may be unknown whether a write happened; every write states what it
+    expects of the rows, so it can be repeated safely.
     """
 
     async def fleet_changes(self, since: str | None) -> FleetChanges:
-        """Workers and GPUs changed since a mark; everything (`complete`) for None."""
+        """Workers and GPUs that changed since a mark; all of them (`complete`) for None."""
 
     async def fleet_sums(self) -> tuple[int, int, int, int]:
-        """Number of workers, sum of their versions, number of GPUs, sum of their versions."""
+        """Number of workers, sum of their versions, number of GPUs, sum of their versions: the view is up to
+        date where its own sums are the same."""
 
     async def bookings(self, worker_ids: Sequence[int] | None) -> Sequence[Booking]:
         """Ledger rows on these workers (None = all)."""
 
     async def waiting(self, ids: Sequence[int] | None, limit: int = 100_000) -> Sequence[WaitingInstance]:
-        """PENDING instances among `ids` (None = all), by priority, then age."""
+        """PENDING instances among `ids` (None = all), by priority, then age; at most `limit`."""
 
     async def pending_ids(self) -> Sequence[int]:
         """Ids of all PENDING instances."""
 
     async def models(self, ids: Sequence[int]) -> Sequence[ModelRecord]:
-        """Models by id; missing ones are left out."""
+        """Models by id; ids without a row are left out."""
 
     async def ready_files(self) -> Mapping[str, Mapping[int, int]]:
-        """READY model files: source_index (and `path:<resolved_path>`) -> {worker id: size}; those that are
-        being downloaded by `downloading:<source_index>`."""
+        """Model files on workers: key -> {worker id: bytes, 0 = unknown}. Keys of READY files are
+        `<source_index>` and `path:<resolved_path>`, of files on their way `downloading:<source_index>`."""
 
     async def pools(self) -> Pools:
-        """Instance types, and what clusters report of their nodes' cards."""
+        """Pools of cards, and what clusters report of their nodes' cards."""
 
     async def backends(self) -> Backends:
         """Registered inference backends."""
 
     async def foreign_memory(self, fresh: float) -> Mapping[int, int]:
-        """GPU id -> bytes that processes of others hold beyond the worker's reserve, by usage samples no
-        older than `fresh` seconds. Zeros are left out."""
+        """GPU id -> bytes that other processes hold beyond the worker's reserve, by usage samples no older
+        than `fresh` seconds. Zeros are left out."""
 
     async def claim(self, owner: UUID, wanted: Sequence[tuple[int, int]], lease: float) -> Sequence[Claim]:
-        """PENDING -> ANALYZING for (id, epoch seen) pairs that are still so; others are left out."""
+        """PENDING -> ANALYZING with a lease of `lease` seconds, for (id, epoch) pairs that are still so;
+        others are left out."""
 
     async def renew(self, owner: UUID, ids: Sequence[int], lease: float) -> set[int]:
-        """Extend our leases; returns the ids that are still ours."""
+        """Extend leases to `lease` seconds from now; returns the ids that are still the owner's."""
 
     async def commit(self, owner: UUID, replica: str, batch: Sequence[Proposal]) -> Sequence[CommitResult]:
-        """ANALYZING -> SCHEDULED with capacity, ledger and decision record, an outcome per proposal."""
+        """ANALYZING -> SCHEDULED with allocation, ledger and decision record; an outcome per proposal, sorted
+        by instance. Raises ValueError where the batch names an instance twice."""
 
     async def refuse(self, owner: UUID, replica: str, batch: Sequence[Refusal]) -> set[int]:
         """ANALYZING -> PENDING (or ERROR) with the reasons; returns the ids written."""
 
     async def hand_back(self, owner: UUID) -> Sequence[int]:
-        """ANALYZING -> PENDING for everything this owner holds (shutdown)."""
+        """ANALYZING -> PENDING for all claims of this owner, at shutdown; returns the ids."""
 
     async def expire_leases(self) -> Sequence[int]:
-        """ANALYZING -> PENDING where the lease is over; returns those ids."""
+        """ANALYZING -> PENDING where the lease has expired; returns the ids."""
 
     async def autofill(self, model_id: int, version: int, patch: Mapping[str, Any]) -> bool:
-        """Write columns of a model that the daemon found out, for the version it looked at; wakes nobody.
-        False = the model was edited meanwhile."""
+        """Write columns of a model that the daemon detects itself, without a notification. False = the model
+        does not have this version any more."""
 
     async def health(self) -> DatabaseHealth:
-        """Raises DatabaseUnavailable."""
+        """Whether the server is writable, and the revision of its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,24 +262,22 @@ class ReplicaStore(Protocol):
 
 
 class ModelReader(Protocol):
-    """Reads what a model is made of; caches; raises ModelUnreadable."""
+    """Reads the files of models, and caches what they say."""
 
     def cached(self, spec: ModelSpec) -> ModelFacts | None:
-        """Facts at hand without any IO, or None."""
+        """Cached facts, without I/O; None = not cached."""
 
     async def facts(self, spec: ModelSpec) -> ModelFacts:
-        """Read (once at a time per source and revision) within the time-outs of the spec."""
+        """Facts, cached or read; concurrent calls for one source share one read. Raises ModelUnreadable."""
 
-    def doubt(self) -> None:
-        """Files or workers came: what could not be read before may be there now, so do not answer from
-        memory for it."""
+    def retry_failures(self) -> None:
+        """Read models again of which parts could not be read: new files or workers may have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """One notification: what happened, and which rows where it is known."""
+    """One notification: what happened, and to which rows if known."""
 
     kind: str
     """`created`, `capacity`, `worker`, `model`, `files`, `backends`, `deleted`, `replicas`, `overflow`."""
-    ids: tuple[int, ...] = field(default=())
-    payload: Mapping[str, Any] = field(default_factory=dict)
+    ids: tuple[int, ...] = ()

@@ -87,10 +87,10 @@ class Reader:
         facts = self._cache.fresh(key)
         return None if facts is None else self._with_copy(key, spec, facts)
 
-    def doubt(self) -> None:
+    def retry_failures(self) -> None:
         """What could not be read before may be there now: read it again when it is next asked for."""
         self._failures.clear()
-        self._cache.doubt()
+        self._cache.expire_incomplete()
 
     async def facts(self, spec: ModelSpec) -> ModelFacts:
         """Facts of one model, read if need be. Raise ModelUnreadable."""

@@ -92,7 +92,7 @@ class ModelCatalog:
         """Files or workers came: what could not be read before is read anew when next wanted."""
         self._failures.clear()
         self._cached.clear()
-        self._reader.doubt()
+        self._reader.retry_failures()
 
     def prune(self, wanted: Collection[int]) -> None:
         """Keep only models that something waits for, so that memory follows the work and not its history."""

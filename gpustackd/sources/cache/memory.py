@@ -62,7 +62,7 @@ class FactsCache:
         self._entries.move_to_end(key)
         return entry.facts
 
-    def doubt(self) -> None:
+    def expire_incomplete(self) -> None:
         """Facts of which parts could not be read need a look at their source now."""
         for key in self._incomplete:
             if (entry := self._entries.get(key)) is not None:

@@ -1,4 +1,4 @@
-"""jsonb as Python values, whatever a statement put in: one value must not take its neighbours along."""
+"""jsonb as Python values. One hostile value must not make the whole statement fail."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ MAX_DEPTH = 64
 
 
 class Unreadable(str):
-    """Stands for a value that is not taken as it is; the text says why. Neither map nor list."""
+    """Stands for a value that was not decoded; the text says why."""
 
     __slots__ = ()
 
 
 async def set_codec(connection: Any) -> None:
-    """jsonb of this connection goes in and comes out as Python values."""
+    """Encode and decode jsonb on this connection."""
     await connection.set_type_codec(
         "jsonb", encoder=json.dumps, decoder=decode, schema="pg_catalog", format="text"
     )
 
 
 def decode(text: str) -> Any:
-    """The value, or why there is none. Never raises: an error here would fail the whole statement."""
+    """The value, or an `Unreadable`. Never raises: an error here would fail the whole statement."""
     if text.count("[") + text.count("{") > MAX_DEPTH and _deep(text):
         return Unreadable(f"is nested more than {MAX_DEPTH} levels deep")
     try:

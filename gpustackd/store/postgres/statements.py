@@ -1,4 +1,4 @@
-"""SQL files as single statements, which is what a prepared-statement protocol takes."""
+"""SQL files as single statements, since a prepared statement takes only one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def statements(file: Path) -> list[str]:
-    """Split at the `;` that ends a line outside a dollar-quoted body."""
+    """Statements of a file, split at each `;` that ends a line outside a dollar-quoted body. Raises ValueError
+    where the file ends within a statement."""
     complete: list[str] = []
     lines: list[str] = []
     quoted = False

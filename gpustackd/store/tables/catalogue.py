@@ -1,4 +1,4 @@
-"""What the fleet can run and already holds: engines, slices of cards, downloaded files."""
+"""What decisions look up: model files on workers, inference backends, pools of cards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpustackd.store.tables import columns as c
 
 
 class ModelFile(SQLModel, table=True):
-    """A model file (or directory) on a worker's disk."""
+    """A model's file or directory on a worker's disk."""
 
     __tablename__ = "model_files"
 
@@ -35,7 +35,7 @@ class ModelFile(SQLModel, table=True):
 
 
 class InferenceBackend(SQLModel, table=True):
-    """An engine and its versions; without an owner it is there for everyone."""
+    """An engine and its versions; without an owner, every model may use it."""
 
     __tablename__ = "inference_backends"
 
@@ -50,7 +50,7 @@ class InferenceBackend(SQLModel, table=True):
 
 
 class InstanceType(SQLModel, table=True):
-    """A kind of card, whole or sliced, that `gpu_type_selector` may name."""
+    """A pool of cards, whole or sliced, that `gpu_type_selector` may name."""
 
     __tablename__ = "instance_types"
 

@@ -1,4 +1,4 @@
-"""The few kinds of column that all tables are made of."""
+"""The kinds of columns and constraints that all tables are made of."""
 
 from __future__ import annotations
 
@@ -25,44 +25,50 @@ def key() -> Column[int]:
 
 
 def now(name: str) -> Column[Any]:
+    """A time that defaults to the transaction's."""
     return Column(name, DateTime(timezone=True), server_default=text("now()"), nullable=False)
 
 
 def moment(name: str) -> Column[Any]:
+    """A time with a zone."""
     return Column(name, DateTime(timezone=True))
 
 
 def words(name: str, *, nullable: bool = True, default: str | None = None) -> Column[str]:
+    """Text."""
     given = None if default is None else text(f"'{default}'")
     return Column(name, Text, nullable=nullable, server_default=given)
 
 
 def size(name: str, *, default: int | None = None, nullable: bool = True) -> Column[int]:
-    """Bytes or another whole number; never negative (checked per table)."""
+    """Bytes or another whole number; tables add a CHECK against negative values."""
     given = None if default is None else text(str(default))
     return Column(name, BigInteger, nullable=nullable, server_default=given)
 
 
 def flag(name: str, *, default: bool | None = None) -> Column[bool]:
+    """A boolean; NULL is allowed only without a default."""
     given = None if default is None else text("true" if default else "false")
     return Column(name, Boolean, nullable=default is None, server_default=given)
 
 
 def data(name: str, *, default: str | None = None) -> Column[Any]:
-    """jsonb; SQL NULL where nothing is given."""
+    """jsonb; None becomes SQL NULL."""
     given = None if default is None else text(f"'{default}'::jsonb")
     return Column(name, JSONB(none_as_null=True), server_default=given)
 
 
 def reference(name: str, target: str, *, on_delete: str, nullable: bool = False) -> Column[int]:
+    """A foreign key to `target` (`table.column`)."""
     return Column(name, BigInteger, ForeignKey(target, ondelete=on_delete), nullable=nullable)
 
 
 def one_of(name: str, column: str, values: Sequence[str]) -> CheckConstraint:
-    """CHECK that holds a text column to a list of words."""
+    """CHECK that limits a text column to these values."""
     listed = ", ".join(f"'{v}'" for v in values)
     return CheckConstraint(f"{column} IN ({listed})", name=name)
 
 
 def not_negative(name: str, *columns: str) -> CheckConstraint:
+    """CHECK that none of these columns is negative."""
     return CheckConstraint(" AND ".join(f"{c} >= 0" for c in columns), name=name)

@@ -1,4 +1,4 @@
-"""The record of every decision that was written anywhere."""
+"""One record of every decision that was written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpustackd.store.tables import columns as c
 
 
 class SchedulingDecision(SQLModel, table=True):
-    """One attempt. It outlives its instance until it is pruned: the history of a deleted one is evidence."""
+    """One decision. It outlives its instance until it is pruned, as evidence."""
 
     __tablename__ = "scheduling_decisions"
 

@@ -1,4 +1,4 @@
-"""Clusters, workers and their GPUs; capacity and allocation live on the row they guard."""
+"""Clusters, workers and their GPUs. Capacity and allocation are on the row they guard."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CURRENT_TRANSACTION = "((pg_current_xact_id())::text)::bigint"
 
 
 def _changed_in() -> Any:
-    """Transaction that last changed what a decision looks at: replicas read rows changed since a snapshot."""
+    """Transaction that last changed what decisions look at; replicas read rows changed since a snapshot."""
     return Column("changed_in", BigInteger, nullable=False, server_default=text(CURRENT_TRANSACTION))
 
 
 class Cluster(SQLModel, table=True):
-    """A set of workers that models can be confined to."""
+    """A set of workers to which a model can be restricted."""
 
     __tablename__ = "clusters"
 
@@ -35,7 +35,7 @@ class Cluster(SQLModel, table=True):
 
 
 class Worker(SQLModel, table=True):
-    """A machine. On unified memory `ram_allocated` counts RAM and VRAM claims: one pool."""
+    """A machine. On unified memory `ram_allocated` counts RAM and VRAM claims, since there is one pool."""
 
     __tablename__ = "workers"
 
@@ -60,12 +60,12 @@ class Worker(SQLModel, table=True):
     service_port_range: str | None = Field(default=None, sa_column=c.words("service_port_range"))
     heartbeat_at: datetime | None = Field(default=None, sa_column=c.moment("heartbeat_at"))
     maintenance: Any = Field(default=None, sa_column=c.data("maintenance"))
-    """`{"drain": true, "deadline": "2026-01-31T02:00:00Z"}`: what MAINTENANCE means for what is there."""
+    """`{"drain": true, "deadline": "2026-01-31T02:00:00Z"}`: what MAINTENANCE means for its instances."""
     state_since: datetime | None = Field(default=None, sa_column=c.moment("state_since"))
     stale_since: datetime | None = Field(default=None, sa_column=c.moment("stale_since"))
-    """Set where NOT_READY is ours, for the age of the heartbeat; the next heartbeat undoes it."""
+    """Set where the daemon wrote NOT_READY for a missing heartbeat; the next heartbeat reverts that."""
     lost_at: datetime | None = Field(default=None, sa_column=c.moment("lost_at"))
-    """Given up: what was there has been placed elsewhere."""
+    """When its instances were placed elsewhere."""
     ram_capacity: int | None = Field(default=None, sa_column=c.size("ram_capacity"))
     ram_allocated: int = Field(default=0, sa_column=c.size("ram_allocated", default=0, nullable=False))
     over_committed: bool = Field(default=False, sa_column=c.flag("over_committed", default=False))
@@ -94,8 +94,8 @@ class Worker(SQLModel, table=True):
 
 
 class GpuDevice(SQLModel, table=True):
-    """A GPU. `capacity` = total less the worker's reserve, `open` = worker READY and schedulable; both are
-    kept by triggers from the row's own copies of what its worker says."""
+    """A GPU. `capacity` = total minus the worker's reserve; `open` = worker READY and GPU schedulable.
+    Triggers maintain both from the row's own copies of its worker's columns."""
 
     __tablename__ = "gpu_devices"
 

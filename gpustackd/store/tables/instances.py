@@ -1,4 +1,4 @@
-"""Model instances and the ledger of what they hold."""
+"""Model instances, and the ledger of what they hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAITING = "state IN ('PENDING', 'ANALYZING')"
 
 
 class ModelInstance(SQLModel, table=True):
-    """One instance. Waiting rows hold no placement, placed rows hold one whole."""
+    """One instance. Waiting rows hold no placement, placed rows a complete one."""
 
     __tablename__ = "model_instances"
 
@@ -51,14 +51,14 @@ class ModelInstance(SQLModel, table=True):
     lease_until: datetime | None = Field(default=None, sa_column=c.moment("lease_until"))
     scheduled_at: datetime | None = Field(default=None, sa_column=c.moment("scheduled_at"))
     state_since: datetime | None = Field(default=None, sa_column=c.moment("state_since"))
-    """Since when it is in a state that came after SCHEDULED."""
+    """Since when it is in its present state, where that came after SCHEDULED."""
     failures: int = Field(default=0, sa_column=c.size("failures", default=0, nullable=False))
-    """Times it went to ERROR in the place that it holds."""
+    """How often it went to ERROR in its present place."""
     avoid: Any = Field(default=None, sa_column=c.data("avoid"))
-    """`[{"worker_id", "gpu_ids", "until"}]`: places where it failed, which any other is preferred to."""
+    """`[{"worker_id", "gpu_ids", "until"}]`: places where it failed; any other place is preferred."""
     claim_raise: Any = Field(default=None, sa_column=c.data("claim_raise"))
-    """`{"vram", "ram", "first_vram", "first_ram", "times", "model_version"}`: the least to book, as learnt
-    from out-of-memory reports, for as long as the model is not edited."""
+    """`{"vram", "ram", "first_vram", "first_ram", "times", "model_version"}`: the least to book after
+    out-of-memory reports, until the model is edited."""
     created_at: datetime = Field(sa_column=c.now("created_at"))
     updated_at: datetime = Field(sa_column=c.now("updated_at"))
 
@@ -93,9 +93,9 @@ class ModelInstance(SQLModel, table=True):
 
 
 class InstanceClaim(SQLModel, table=True):
-    """One ledger row: `gpu_device_id` NULL is RAM of the worker. Never updated; deleting one gives back what
-    it held. `worker_id` and `gpu_device_id` are held by the commit's row locks and the delete triggers of
-    those tables instead of foreign keys, which would lock workers out of order and cost the hot path."""
+    """One ledger row; `gpu_device_id` NULL means RAM of the worker. Rows are never updated; deleting one
+    frees what it held. There are no foreign keys on `worker_id` and `gpu_device_id`: they would lock workers
+    out of order and slow down commits. The commit's row locks and delete triggers protect them instead."""
 
     __tablename__ = "instance_claims"
 

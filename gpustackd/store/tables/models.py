@@ -1,4 +1,4 @@
-"""Models: what people ask for."""
+"""Models: what is to run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpustackd.store.tables import columns as c
 
 
 class Model(SQLModel, table=True):
-    """One model. `version` rises with every edit of a column that a decision looks at."""
+    """One model. `version` rises with every edit of a column that decisions look at."""
 
     __tablename__ = "models"
 
