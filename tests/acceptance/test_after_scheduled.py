@@ -21,13 +21,12 @@ pytestmark = pytest.mark.anyio
 SETTINGS = {
     "lease": 30,
     "rescan_interval": 600,
-    "pickup_window": 2,
     "restart_backoff": 0.5,
     "GPUSTACK_WORKER_HEARTBEAT_INTERVAL": 0.5,
     "GPUSTACK_WORKER_HEARTBEAT_GRACE_PERIOD": 6,
     "GPUSTACK_MODEL_INSTANCE_RESCHEDULE_GRACE_PERIOD": 4,
 }
-"""Of the defaults a thirtieth, a twentieth, a sixtieth, a twenty-fifth and a seventy-fifth."""
+"""Of the defaults a twentieth, a sixtieth, a twenty-fifth and a seventy-fifth."""
 RUNNING = "SELECT state = 'RUNNING' FROM model_instances WHERE id = $1"
 MOVED = "SELECT state = 'RUNNING' AND worker_id <> $2 FROM model_instances WHERE id = $1"
 
@@ -52,12 +51,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene_of(site: Site, record: Record, folder: Path, *fleet: W) -> AsyncIterator[Scene]:
+async def scene_of(
+    site: Site, record: Record, folder: Path, *fleet: W, pickup_window: float = 60
+) -> AsyncIterator[Scene]:
     """Workers that beat, two daemons. The only hands laid on what a worker had taken are lawful ones."""
     workers = await site.fleet(*fleet)
     async with (
         agents(site.url, workers) as beating,
-        crew(site.url, folder / "logs", **SETTINGS) as daemons,
+        crew(site.url, folder / "logs", pickup_window=pickup_window, **SETTINGS) as daemons,
         watching(site.url),
     ):
         await daemons.start(2)
@@ -70,7 +71,8 @@ async def scene_of(site: Site, record: Record, folder: Path, *fleet: W) -> Async
 async def test_what_a_worker_does_not_take_or_cannot_start_goes_on_elsewhere(
     site: Site, record: Record, tmp_path: Path
 ) -> None:
-    async with scene_of(site, record, tmp_path, W("w1", 64, "1x24"), W("w2", 64, "1x24")) as scene:
+    fleet = W("w1", 64, "1x24"), W("w2", 64, "1x24")
+    async with scene_of(site, record, tmp_path, *fleet, pickup_window=4) as scene:
         # nobody takes it: fenced, placed on the other one, and the late worker's report is refused
         scene.fleet.lazy = set(scene.workers)
         (instance,) = await site.instances(await site.model(need=8))

@@ -153,7 +153,7 @@ async def test_a_terminated_backend_is_replaced_and_asks_for_a_full_look(world: 
 async def test_a_connection_that_falls_silent_is_found_by_its_probe_and_replaced(world: World) -> None:
     async with (
         proxied(world.url) as (proxy, through),
-        running(through, world.store.notify, probe_timeout=0.3) as watched,
+        running(through, world.store.notify, probe_timeout=1.0) as watched,
     ):
         assert await watched.wake() == OVERFLOW
         proxy.silent = True
