@@ -8,21 +8,25 @@ from pathlib import Path
 
 import anyio
 
-from gpustackd.store.embedded import QUICK, EmbeddedPostgres
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gpustackd.store.embedded import EmbeddedPostgres
 from gpustackd.store.postgres import migrate
+from tests.schema import difference
+from tests.servers import QUICK
 
 
 def in_step(url: str) -> bool:
-    migrate.upgrade(url)
-    if found := anyio.run(migrate.on_connection, url, migrate.difference):
-        print("the tables and the migrations disagree:", *found, sep="\n  ", file=sys.stderr)
+    anyio.run(migrate.migrate, url)
+    if differences := anyio.run(migrate.on_connection, url, difference):
+        print("the tables and the migrations disagree:", *differences, sep="\n  ", file=sys.stderr)
         return False
     return True
 
 
 def reversible(url: str) -> bool:
     """Down to nothing and up again, ending in the same schema."""
-    migrate.upgrade(url, "base")
+    anyio.run(migrate.migrate, url, "base")
     return in_step(url)
 
 
