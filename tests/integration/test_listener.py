@@ -183,7 +183,7 @@ async def test_a_deaf_connection_is_never_called_listening(world: World) -> None
 
     async with running(world.url, into_the_void, probe_timeout=0.05) as watched:
         hearing = await watched.until(lambda h: h.probe_failures >= 2)
-        assert not hearing.listening
+        assert (hearing.listening, hearing.deaf) == (False, True)
         assert not await watched.change()
         assert watched.states.empty()  # told once
         assert watched.wakes.empty()
@@ -194,7 +194,7 @@ async def test_a_probe_that_cannot_be_sent_is_a_failed_one(world: World) -> None
     await closed.close()
     async with running(world.url, closed.notify, probe_timeout=0.5) as watched:
         hearing = await watched.until(lambda h: h.probe_failures >= 2)
-        assert not hearing.listening
+        assert (hearing.listening, hearing.deaf) == (False, False)
 
 
 async def test_a_server_that_is_not_there_is_tried_again(world: World) -> None:
