@@ -194,7 +194,7 @@ async def test_a_pinned_model_leaves_a_worker_that_is_not_ready_after_the_grace_
         await record.came(instance, "UNREACHABLE")
         (row,) = await site.refused([instance], timeout=within(15))
         assert "worker w1 is NOT_READY" in row["state_message"]
-        assert not any(word in row["state_message"] for word in ("memory", "GiB", "too little"))
+        assert not any(word in row["state_message"] for word in ("memory", "GiB", "not enough"))
         await site.update("workers", w1, state="READY")
         row = await scene.running(instance)
         assert (row["worker_name"], row["gpu_indexes"]) == ("w1", [0])

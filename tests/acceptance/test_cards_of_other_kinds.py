@@ -108,7 +108,7 @@ async def test_on_unified_memory_cards_and_ram_come_from_one_pool(shop: Shop) ->
     assert row["computed_resource_claim"]["is_unified_memory"] is True
     assert (await shop.site.row("workers", worker))["ram_allocated"] == share + 16 * GIB
     waiting = await shop.refused(model)
-    assert "27.00 GiB of its one memory are free, 34.00 GiB are needed" in waiting["state_message"]
+    assert "27.00 of the 34.00 GiB needed for GPU and RAM together" in waiting["state_message"]
     plain = await shop.model(llm(8 * GIB), backend_parameters=flags)
     second = await shop.placed(plain)
     await shop.holds(second, {"w": Booked("main", {"cuda:0": share})})

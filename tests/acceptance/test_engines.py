@@ -81,7 +81,7 @@ async def test_vllm_by_its_own_executor_spans_workers_as_its_sizes_allow(shop: S
     # three nodes, two for each rank: the layout does not come out, and the text has the numbers
     await shop.site.update("models", model, backend_parameters=["--tp=16", "--dp=3", "--dpl=1"])
     refused = await shop.refused(model)
-    assert "48 GPUs are asked for" in refused["state_message"]
+    assert "the model needs 48 GPUs" in refused["state_message"]
     assert "dp is 3, but 2 nodes hold 1 ranks of 2 nodes" in refused["state_message"]
 
 

@@ -108,7 +108,7 @@ async def test_where_all_cards_are_foreign_full_the_reason_says_so(site: Site, t
         ids = await site.instances(model)
         [row] = await site.refused(ids, timeout=within(5))
         assert row["state"] == "PENDING"
-        assert "processes that the scheduler does not own hold" in row["state_message"]
+        assert "processes outside the scheduler use" in row["state_message"]
         assert "8 GPUs" in row["state_message"]
         assert "0 GPUs" not in row["state_message"].replace("80 GPUs", "")
         assert "fit.foreign_memory" in {r["code"] for r in row["reasons"]}

@@ -13,7 +13,7 @@ from tests.acceptance.record import Record, watching
 pytestmark = pytest.mark.anyio
 
 SETTINGS = {"lease": 60, "rescan_interval": 600}
-MEMORY = ("memory", "GiB", "too little")
+MEMORY = ("memory", "GiB", "not enough")
 
 
 async def test_a_model_pinned_to_a_worker_that_is_not_ready_waits_for_it_and_goes_nowhere_else(

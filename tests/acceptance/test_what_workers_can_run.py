@@ -130,7 +130,7 @@ async def test_a_host_that_is_too_old_is_told_and_an_update_of_it_cures_that(
         await daemons.start()
         ids = await site.instances(model)
         [row] = await site.refused(ids, timeout=within(5))
-        assert "the runtime is cuda 11.8, all images need 12.8 or newer" in row["state_message"]
+        assert "the runtime is cuda 11.8; every image needs 12.8 or newer" in row["state_message"]
         await levels(site, worker, runtime_version="12.8")
         await site.placed(ids, timeout=within(2))
 
@@ -153,11 +153,11 @@ async def test_a_backend_that_is_registered_cures_what_waits_for_it(site: Site, 
 # -- FR-20 ---------------------------------------------------------------------------------------------------
 
 CAUSES = {
-    "cluster": "1 worker belongs to another cluster",
-    "label": "1 worker does not carry the labels wanted (zone=a)",
+    "cluster": "1 worker is not in the model's cluster",
+    "label": "1 worker does not match worker_selector (zone=a)",
     "not ready": "1 worker is NOT_READY",
     "maintenance": "1 worker is MAINTENANCE",
-    "accelerator": "1 worker (w5) cannot run vLLM: no version for neuware is known",
+    "accelerator": "1 worker (w5) cannot run vLLM: no known version runs on neuware",
 }
 ZONE = {"zone": "a"}
 
@@ -214,7 +214,7 @@ async def test_six_causes_are_told_and_each_falls_silent_when_it_is_gone(site: S
         [row] = await site.refused([instance], timeout=within(5))
         for words in (
             *CAUSES.values(),
-            "1 worker has too little free GPU memory",
+            "not enough free GPU memory on 1 worker",
             "8.00 GiB free",
             "20.00 GiB",
         ):
@@ -224,7 +224,7 @@ async def test_six_causes_are_told_and_each_falls_silent_when_it_is_gone(site: S
             await site.until(
                 "SELECT position($2 IN state_message) = 0 AND position($3 IN state_message) > 0"
                 " FROM model_instances WHERE id = $1 AND state = 'PENDING'",
-                instance, words, f"{short} workers have too little free GPU memory", timeout=within(2),
+                instance, words, f"not enough free GPU memory on {short} workers", timeout=within(2),
             )  # fmt: skip
 
 

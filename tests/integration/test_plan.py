@@ -92,7 +92,7 @@ async def test_so_many_of_so_many_replicas_fit_and_the_rest_is_told_why(database
     assert {(p["worker"], *p["gpu_indexes"]) for p in told["placements"]} == {("w1", 0), ("w1", 1)}
     (left_out,) = told["unplaced"]
     assert left_out["instance"] == "m-3"
-    assert "too little free GPU memory" in left_out["message"]
+    assert "not enough free GPU memory" in left_out["message"]
     (kind,) = told["left"]["kinds"]
     assert (kind["gpus"], kind["untouched"], kind["free_bytes"]) == (2, 0, 2 * 8 * GIB)
 
@@ -160,7 +160,7 @@ async def test_replicas_by_the_thousand_that_lack_the_same_are_told_together(
     assert code == 1
     assert "m-3, m-4, m-5, m-6, m-7, m-8, m-9 … m-3000 (2998 instances) have no place:" in text
     assert "2 of 3000" in text
-    assert text.count("too little free GPU memory") == 1
+    assert text.count("not enough free GPU memory") == 1
 
 
 async def test_documents_of_instances_are_tried_and_those_with_a_place_are_booked(

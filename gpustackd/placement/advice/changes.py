@@ -102,7 +102,7 @@ class OpenGpus:
     @property
     def text(self) -> str:
         names = [f"{self.worker}:{g.type}:{g.index}" for g in self.gpus]
-        return f"uncordon {some(names, 8)} (schedulable is false there)"
+        return f"uncordon {some(names, 8)} (schedulable is false)"
 
     def as_json(self) -> dict[str, Any]:
         cards = [{"type": g.type, "index": g.index} for g in self.gpus]
@@ -134,7 +134,7 @@ class ReadyWorker:
     def text(self) -> str:
         if self.state == "MAINTENANCE":
             return f"take worker {self.worker} out of maintenance"
-        return f"bring worker {self.worker} back: it is {self.state}"
+        return f"bring worker {self.worker} back (it is {self.state})"
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind.value, "worker": self.worker, "state": self.state}
@@ -168,7 +168,7 @@ class StopInstances:
     @property
     def text(self) -> str:
         names = [f"{h.name} of {h.model}" for h in self.holders]
-        return f"stop {some(names, 8)}, which gives back {gib(self.bytes_held)}"
+        return f"stop {some(names, 8)} to free {gib(self.bytes_held)}"
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind.value, "instances": [h.name for h in self.holders]}
@@ -194,7 +194,7 @@ class AddGpu:
 
     @property
     def text(self) -> str:
-        return f"put one more {_card(self.row)} into worker {self.worker}"
+        return f"add one more {_card(self.row)} to worker {self.worker}"
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind.value, "worker": self.worker, "gpu": card_columns(self.row)}
@@ -355,7 +355,7 @@ def _put_gpus(fleet: Fleet, rows: Any) -> None:
 
 
 def _card(row: GpuRow) -> str:
-    size = "" if row.vram_total is None else f" of {gib(row.vram_total)}"
+    size = "" if row.vram_total is None else f" with {gib(row.vram_total)}"
     return f"{row.name or row.type}{size}"
 
 

@@ -101,13 +101,13 @@ class Editor:
                     if size > len(picked.gpu_ids):
                         continue
                     more = self._per_replica(picked, size)
-                text = f"set --{names[0]} to {size} (it is {given})"
+                text = f"set --{names[0]} to {size} (now {given})"
                 yield self.flag(names, str(size), text, 3.0 + 0.01 * abs(size - given), "parallel", **more)
             parameters = without_flag(self.spec.backend_parameters, names)
             if parameters is not None and per is None:
                 yield self.edit(
                     {"backend_parameters": list(parameters)},
-                    f"leave --{names[0]} out (it is {given}): as few GPUs as hold it are taken",
+                    f"remove --{names[0]} (now {given}), so that it takes as few GPUs as it needs",
                     3.2, "parallel", backend_parameters=parameters,
                 )  # fmt: skip
         elif picked is not None and picked.gpu_ids:
@@ -115,7 +115,7 @@ class Editor:
             for size in sorted(s for s in range(1, len(picked.gpu_ids) + 1) if s != now):
                 more = self._per_replica(picked, size)
                 columns = more.pop("columns")
-                text = f"set gpu_selector.gpus_per_replica to {size} (it is {now})"
+                text = f"set gpu_selector.gpus_per_replica to {size} (now {now})"
                 yield self.edit(columns, text, 3.0 + 0.01 * abs(size - now), "parallel", **more)
 
     def length(self) -> Iterator[EditModel]:
@@ -129,7 +129,7 @@ class Editor:
             return
         sizes = [s for s in (2**n for n in range(11, 21)) if SHORTEST <= s < now]
         for n, size in enumerate(sorted(sizes, reverse=True)):
-            text = f"set --{names[0]} to {size} (it is {now})"
+            text = f"set --{names[0]} to {size} (now {now})"
             yield self.flag(names, str(size), text, 4.0 + 0.05 * n, "length")
 
     def offload(self) -> Iterator[EditModel]:
@@ -143,7 +143,7 @@ class Editor:
             if parameters is not None:
                 yield self.edit(
                     {"backend_parameters": list(parameters), "cpu_offloading": True},
-                    f"leave --{LAYERS[0]} out and allow cpu_offloading: GPUs take the layers that fit",
+                    f"remove --{LAYERS[0]} and allow cpu_offloading, so that GPUs take the layers that fit",
                     3.7, "offload", backend_parameters=parameters, cpu_offloading=True,
                 )  # fmt: skip
         if self.demand.spec.distributed_inference_across_workers is False or (
@@ -161,10 +161,10 @@ class Editor:
         if spec.worker_selector:
             yield from self._labels(dict(spec.worker_selector))
         if spec.gpu_selector is not None and spec.gpu_selector.gpu_ids:
-            yield self.edit({"gpu_selector": None}, "leave gpu_selector out: any GPUs may be taken", 4.4,
+            yield self.edit({"gpu_selector": None}, "remove gpu_selector, so that any GPUs can be used", 4.4,
                             "gpu_selector", gpu_selector=None)  # fmt: skip
         if spec.cluster_id is not None and spec.gpu_type_selector is None:
-            yield self.edit({"cluster_id": None}, "leave the cluster out: workers of any may be taken",
+            yield self.edit({"cluster_id": None}, "clear cluster_id, so that any cluster can be used",
                             4.6, "cluster", cluster_id=None)  # fmt: skip
 
     def _labels(self, selector: dict[str, Any]) -> Iterator[EditModel]:
@@ -182,13 +182,13 @@ class Editor:
 
         for key, value in match.items():
             left = {k: v for k, v in match.items() if k != key}
-            yield self._selector(made(left, terms), f"drop {key}={value} from worker_selector", 4.0)
+            yield self._selector(made(left, terms), f"remove {key}={value} from worker_selector", 4.0)
         for n, term in enumerate(terms):
             kept = [t for m, t in enumerate(terms) if m != n]
             said = f"{term.get('key')} {term.get('operator')} {term.get('values') or ''}".strip()
-            yield self._selector(made(match, kept), f"drop the term {said} from worker_selector", 4.0)
+            yield self._selector(made(match, kept), f"remove the term {said} from worker_selector", 4.0)
         if len(match) + len(terms) > 1:
-            yield self._selector(made({}, []), "drop every required label from worker_selector", 4.2)
+            yield self._selector(made({}, []), "remove every required label from worker_selector", 4.2)
 
     def _selector(self, value: dict[str, Any] | None, text: str, cost: float) -> EditModel:
         return self.edit({"worker_selector": value}, text, cost, "labels", worker_selector=value)
@@ -240,7 +240,7 @@ def shares(search: Search, editor: Editor) -> Iterator[EditModel]:
         down, up = below[4 : 5 * STEPS : 5], above[4 : 5 * STEPS : 5]
     for percent in sorted([*down, *up], key=lambda p: abs(p / 100 - now)):
         value = percent / 100
-        text = f"set --{flag} to {value:g} (it is {now:g})"
+        text = f"set --{flag} to {value:g} (now {now:g})"
         cost = 3.4 + abs(value - now)
         side = "lower share" if value < now else "higher share"
         yield editor.flag((flag,), f"{value:g}", text, cost, side, less_memory=value < now)

@@ -57,8 +57,8 @@ class NearMiss:
             parts.append(f"{gib(self.vram_short)} of GPU memory on {some(self.gpus, 8)}")
         if self.ram_short:
             parts.append(f"{gib(self.ram_short)} of RAM")
-        ever = ", even if all of it were free" if self.even_empty else ""
-        return f"{self.worker} is short of {' and '.join(parts)} ({self.short} bytes){ever}"
+        ever = ", even if it were empty" if self.even_empty else ""
+        return f"{self.worker} lacks {' and '.join(parts)} ({self.short} bytes){ever}"
 
     def as_json(self) -> dict[str, Any]:
         return {"worker": self.worker, "gpus": list(self.gpus), "short_bytes": self.short,

@@ -26,7 +26,7 @@ def unusable(problem: BadRow) -> NoFit:
 def unknown_size(demand: Demand) -> NoFit:
     """A model whose size is not known: nothing is placed on a guess."""
     why = demand.need.unknown_because or demand.facts.unknown_because or "its files could not be read"
-    reason = Reason("estimate.unknown", "estimate", f"the size of the model is not known: {why}"[:600], {})
+    reason = Reason("estimate.unknown", "estimate", f"the size of the model is unknown: {why}"[:600], {})
     cures = Cure.TIME | Cure.MODEL | Cure.FILES
     if demand.spec.source is Source.LOCAL_PATH:  # workers are asked for files that are not on this host
         cures |= Cure.WORKER
@@ -44,7 +44,7 @@ def answer(reasons: Sequence[Reason], cures: Cure, pool: tuple[PoolStep, ...]) -
 
 
 def with_faults(outcome: NoFit, found: Mapping[str, StageFault]) -> NoFit:
-    """The refusal with what failed on the way to it told first: perhaps it is the cause."""
+    """The refusal with what failed on the way to it first: perhaps it is the cause."""
     if not found:
         return outcome
     faults = tuple(f.as_reason() for f in found.values())

@@ -40,6 +40,18 @@ def have(count: int) -> str:
     return "has" if count == 1 else "have"
 
 
-def too_little_ram(name: str, free: int, need: int) -> str:
-    """What is told of workers without enough RAM; `name` is the one with most of it. Sizes in bytes."""
-    return f"too little RAM; the most is free on {name}: {gib(free)} of the {gib(need)} needed"
+def of_needed(free: float, need: float) -> str:
+    """`12.34 of the 56.78 GiB needed`, from bytes; where it is not the size that is short, both sizes."""
+    if free >= need:
+        return f"{gib(free)}, {gib(need)} needed"
+    return f"{free / GIB:.2f} of the {gib(need)} needed"
+
+
+def not_enough_ram(where: str, name: str, free: int, need: int) -> str:
+    """Workers (`where`) without enough RAM; `name` is the one with the most free. Sizes in bytes."""
+    return f"not enough RAM on {where}; {name} has the most free, {of_needed(free, need)}"
+
+
+def cpu_ram(name: str, free: int, need: int) -> str:
+    """What CPU inference lacks on `name`, the worker with the most free RAM. Sizes in bytes."""
+    return f"without a GPU: not enough RAM; {name} has the most free, {of_needed(free, need)}"

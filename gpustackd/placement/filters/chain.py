@@ -145,11 +145,11 @@ def _texts(
     """Why a filter dropped workers; their number alone where it cannot say."""
     count = len(dropped)
     params = {"dropped": count, "left": left, "of": of}
-    plain = [Reason(f"{f.name}.dropped", f.name, f"{workers(count)} fail the filter {f.name}", params)]
+    plain = [Reason(f"{f.name}.dropped", f.name, f"{workers(count)} dropped by the {f.name} filter", params)]
     if faults is None:
         return f.reasons(fleet, dropped, left, of)
     return faults.tried(f"filter.{f.name}", lambda: f.reasons(fleet, dropped, left, of), plain)
 
 
 def _also(reason: Reason) -> Reason:
-    return Reason(reason.code, reason.filter, f"would also fail: {reason.text}", reason.params, "also")
+    return Reason(reason.code, reason.filter, f"also: {reason.text}", reason.params, "also")

@@ -24,6 +24,6 @@ class ClusterFilter:
 
     def reasons(self, fleet: Fleet, dropped: Ints, left: int, of: int) -> list[Reason]:
         count = len(dropped)
-        text = f"{workers(count)} belong{'s' if count == 1 else ''} to another cluster than the model's"
+        text = f"{workers(count)} {'is' if count == 1 else 'are'} not in the model's cluster"
         params = {"dropped": count, "left": left, "of": of, "cluster_id": self.cluster_id}
         return [Reason("cluster.other", self.name, text, params)]

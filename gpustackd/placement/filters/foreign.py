@@ -10,7 +10,7 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Reason
-from gpustackd.placement.diagnostics.wording import gib, some, workers
+from gpustackd.placement.diagnostics.wording import gib, plural, some, workers
 
 
 def held_by_others(fleet: Fleet, rows: Ints) -> Reason | None:
@@ -27,8 +27,8 @@ def held_by_others(fleet: Fleet, rows: Ints) -> Reason | None:
     gpu = f"{some([name])}:{kind}:{int(fleet.gpu_index[w, s])}"
     hosts = int(np.count_nonzero(held.any(axis=1)))
     text = (
-        f"processes that the scheduler does not own hold {gib(total)} on {count} "
-        f"GPU{'' if count == 1 else 's'} of {workers(hosts)}, the most on {gpu}: {gib(most)}"
+        f"processes outside the scheduler use {gib(total)} on {plural(count, 'GPU')} of {workers(hosts)}, "
+        f"most on {gpu} ({gib(most)})"
     )
     params = {"gpus": count, "workers": hosts, "held_bytes": total, "gpu": gpu, "most_bytes": most}
     return Reason("fit.foreign_memory", "fit", text, params)

@@ -18,7 +18,7 @@ from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.engines.images import EngineImages, packaged
-from gpustackd.placement.diagnostics.wording import some, workers
+from gpustackd.placement.diagnostics.wording import plural, some, workers
 from gpustackd.placement.filters.framework_verdict import CPU_KIND, Cause, Verdict, Verdicts, verdicts
 
 CUSTOM = "Custom"
@@ -137,7 +137,7 @@ class FrameworkFilter:
         rest = [w for _, ws in in_order[GROUPS:] for w in ws]
         if rest:
             count, names = len(rest), [fleet.row(w).name for w in rest[:SHOWN]]
-            text = f"{workers(count)} more of other kinds cannot run {self._engine()} either"
+            text = f"{plural(count, 'more worker')} of other kinds cannot run {self._engine()} either"
             params = {"dropped": count, "left": left, "of": of, "workers": names}
             found.append(Reason("backend.others", self.name, text, params))
         return found
@@ -153,9 +153,9 @@ class FrameworkFilter:
         if not len(ws):
             return []
         count, names = len(ws), [fleet.row(w).name for w in ws[:SHOWN].tolist()]
-        verb = "does" if count == 1 else "do"
-        text = f"{workers(count)} ({some(names, SHOWN, count)}) {verb} not report runtime level or chip, and "
-        text += f"{'is' if count == 1 else 'are'} taken to be able to run {self._engine()}"
+        verb, they = ("does", "it") if count == 1 else ("do", "they")
+        text = f"{workers(count)} ({some(names, SHOWN, count)}) {verb} not report a runtime version or chip; "
+        text += f"assuming that {they} can run {self._engine()}"
         params = {"workers": names, "count": count}
         return [Reason("backend.level_unknown", self.name, text, params, "info")]
 
@@ -186,9 +186,7 @@ class FrameworkFilter:
         }
         params |= {k: v for k, v in optional.items() if v}
         if verdict.instead:
-            text += (
-                f"; version {verdict.instead}, which is deprecated, would run if it were asked for by name"
-            )
+            text += f"; the deprecated version {verdict.instead} would run if requested explicitly"
             params["would_run"] = verdict.instead
         return Reason(self._code(kind), self.name, text, params)
 
@@ -203,20 +201,20 @@ class FrameworkFilter:
     def _why(self, miss: Miss) -> str:
         kind, verdict = miss.kind, miss.verdict
         if kind is CPU_KIND:
-            return "there is no accelerator, and no version for the CPU is known"
+            return "no accelerator, and no known version runs on the CPU"
         on = f"{kind.type} {kind.level}".strip()[:64]
         chip = (kind.soc or kind.product)[:64]
         match verdict.cause:
             case Cause.LEVEL:
-                return f"the runtime is {on}, all images need {verdict.needs} or newer"
+                return f"the runtime is {on}; every image needs {verdict.needs} or newer"
             case Cause.ARCH:
-                return f"no image for {kind.type} is made for {miss.arch}"
+                return f"no image for {kind.type} is built for {miss.arch}"
             case Cause.VARIANT:
-                return f"no image is made for the chip {chip}"
+                return f"no image is built for the chip {chip}"
             case Cause.SOC_UNKNOWN:
-                return f"the chip {chip} is not known"
+                return f"unknown chip {chip}"
             case Cause.DEPRECATED:
                 return f"all versions for {on} are deprecated"
             case Cause.PIN:
-                return f"there is no such version for {on}"
-        return f"no version for {on} is known"
+                return f"that version does not exist for {on}"
+        return f"no known version runs on {on}"

@@ -94,7 +94,7 @@ class LabelFilter:
         wanted = "; ".join(str(t) for t in self.terms)
         if len(wanted) > 200:
             wanted = wanted[:197] + "..."
-        text = f"{workers(count)} {'does' if count == 1 else 'do'} not carry the labels wanted ({wanted})"
+        text = f"{workers(count)} {'does' if count == 1 else 'do'} not match worker_selector ({wanted})"
         params = {"dropped": count, "left": left, "of": of, "selector": wanted}
         return [Reason("labels.mismatch", self.name, text, params)]
 

@@ -74,7 +74,7 @@ class LocalPathFilter:
         found: list[Reason] = []
         for presence, code, words in (
             (Presence.MISSING, "missing", ("does not have", "do not have")),
-            (Presence.SILENT, "unreachable", ("does not say whether it has", "do not say whether they have")),
+            (Presence.SILENT, "unreachable", ("did not answer when asked for",) * 2),
         ):
             names = sorted(
                 fleet.row(w).name

@@ -10,7 +10,7 @@ from gpustackd.domain.fleet.columns import Bools, Ints
 from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.model_spec import GpuId
 from gpustackd.domain.outcome import Cure, Reason
-from gpustackd.placement.diagnostics.wording import workers
+from gpustackd.placement.diagnostics.wording import have, workers
 
 
 class PickedFilter:
@@ -27,6 +27,6 @@ class PickedFilter:
         return np.isin(rows, np.array(named, np.int64))
 
     def reasons(self, fleet: Fleet, dropped: Ints, left: int, of: int) -> list[Reason]:
-        text = f"{workers(len(dropped))} hold none of the selected GPUs"
+        text = f"{workers(len(dropped))} {have(len(dropped))} none of the selected GPUs"
         params = {"dropped": len(dropped), "left": left, "of": of}
         return [Reason("gpu_selector.not_selected", self.name, text, params)]

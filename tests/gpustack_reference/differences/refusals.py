@@ -32,7 +32,7 @@ def _overcommit(case: Case, finding: Finding) -> Any:
 
 
 def _short_of_ram(case: Case) -> list[tuple[str, int, int]]:
-    """(worker, RAM free, RAM claimed) where hand-picked GPUs lie on a worker that is short of RAM."""
+    """(worker, RAM free, RAM claimed) where hand-picked GPUs lie on a worker that lacks RAM."""
     there = hosts(case)
     found = []
     for candidate in _picked(case):

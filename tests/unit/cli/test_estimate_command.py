@@ -120,7 +120,7 @@ def test_on_cards_of_one_size_it_says_how_many_and_what_is_booked(
     card = json.loads(out)["card"]
     assert (card["gpus"], card["workers"], card["booked"]) == expected
     assert code == (0 if expected[0] else 1)
-    assert ("too little free GPU memory" in card["message"]) == (expected[0] == 0)
+    assert ("not enough free GPU memory" in card["message"]) == (expected[0] == 0)
     code, out, _ = estimate(monkeypatch, capsys, str(tmp_path), *arguments)
     assert code == (0 if expected[0] else 1)
     assert "on cards of" in out

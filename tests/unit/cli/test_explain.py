@@ -17,7 +17,7 @@ PLACED = {
 }  # fmt: skip
 WAITING = {
     **PLACED, "state": "PENDING", "worker": None, "gpu_type": None, "gpu_indexes": [], "subordinates": [],
-    "state_message": "No place among 3 workers:\n- 3 workers do not carry the labels wanted (zone=a)",
+    "state_message": "No place among 3 workers:\n- 3 workers do not match worker_selector (zone=a)",
     "reasons": [{"code": "labels", "filter": "labels"}], "next_attempt_at": "2026-01-01T00:01:00+00:00",
 }  # fmt: skip
 
@@ -78,7 +78,7 @@ def test_a_waiting_instance_shows_reasons_pool_and_when_it_is_tried_again(
     assert answer["placement"] is None
     assert answer["waiting"]["reasons"] == WAITING["reasons"]
     text = text_of(answer, capsys)
-    assert "- 3 workers do not carry the labels wanted (zone=a)" in text
+    assert "- 3 workers do not match worker_selector (zone=a)" in text
     assert "Next try at 2026-01-01 00:01:00 UTC" in text
 
 
@@ -95,7 +95,7 @@ def test_what_is_like_markup_in_a_name_is_printed_as_it_is(capsys: pytest.Captur
 def test_layers_that_stay_in_ram_are_told_with_what_keeps_them_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    limit = "22 of 33 layers on GPUs: the next one takes 1.00 GiB, and no more than 0.75 GiB is left"
+    limit = "22 of 33 layers on GPUs: the next one needs 1.00 GiB, and no more than 0.75 GiB is left"
     candidates = [{"worker": "w1", "gpus": 1, "score": 100, "offload_layers": 22, "limit": limit}]
     text = text_of(explanation(PLACED, [decision("PLACED", candidates=candidates)]), capsys)
     assert "22 of 33 layers on GPUs" in text

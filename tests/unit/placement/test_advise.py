@@ -186,7 +186,7 @@ def test_where_cards_are_too_small_even_if_empty_the_nearest_miss_says_by_how_mu
     assert (miss.worker, miss.gpus, miss.even_empty) == ("w2", ("w2:cuda:0", "w2:cuda:1"), True)
     assert (miss.need, miss.free) == (400 * GIB, 2 * int(0.9 * 48 * GIB))
     assert miss.short == miss.need - miss.free
-    assert miss.text.endswith("even if all of it were free")
+    assert miss.text.endswith("even if it were empty")
 
 
 def test_a_card_that_shares_its_memory_with_its_host_is_never_put_into_another_worker() -> None:
@@ -207,7 +207,7 @@ def test_one_more_gpu_is_named_by_its_kind_and_its_worker() -> None:
     one = advice(on, demand(60, model(categories=LLM)))
     (added,) = [s for s in one.suggestions if s.change.kind == "add_gpu"]
     assert added.change.as_json()["gpu"]["index"] == 3
-    assert "put one more H100 of 80.00 GiB into worker w1" in added.change.text
+    assert "add one more H100 with 80.00 GiB to worker w1" in added.change.text
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def test_a_place_without_gpu_only_where_that_is_allowed():
     assert placed.parts[0].ram == 70 * GIB
     place(on, custom(700, model(cpu_offloading=True), ram=70), n=2)
     said = refused(on, custom(700, model(cpu_offloading=True), ram=70), n=3).message
-    assert "without a GPU 70.00 GiB of RAM are needed" in said
-    assert "30.00 GiB" in said
+    assert "of the 70.00 GiB needed" in said
+    assert "30.00 of the 70.00 GiB needed" in said
 
 
 def test_spread_counts_places_without_gpus():
@@ -102,10 +102,10 @@ def test_a_router_takes_ram_only():
     assert place(on, wanted).parts[0].gpu_ids == ()
     place(on, wanted, n=2)
     said = refused(on, wanted, n=3).message
-    assert "3.00 GiB of RAM" in said
+    assert "2.00 of the 3.00 GiB needed" in said
     assert "GPU memory" not in said
 
 
 def test_vram_that_fits_with_ram_that_does_not_says_so():
     said = refused(fleet("1x1xA-80[ram=4]"), custom(50, ram=5)).message
-    assert "too little RAM; the most is free on w1: 4.00 GiB of the 5.00 GiB needed" in said
+    assert "w1 has the most free, 4.00 of the 5.00 GiB needed" in said

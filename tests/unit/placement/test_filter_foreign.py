@@ -39,7 +39,7 @@ def test_a_refusal_names_what_others_hold():
     held(on, *[78.9] * 7, 79)
     outcome = refused(on, demand(60))
     [said] = [r for r in outcome.reasons if r.code == "fit.foreign_memory"]
-    assert "631.30 GiB on 8 GPUs of 1 worker, the most on w1:cuda:7: 79.00 GiB" in said.text
+    assert "631.30 GiB on 8 GPUs of 1 worker, most on w1:cuda:7 (79.00 GiB)" in said.text
     assert said.params["held_bytes"] == sum(on.foreign[0].tolist())
     assert said.text in outcome.message
     assert "0 GPUs" not in outcome.message
@@ -53,7 +53,7 @@ def test_a_refusal_names_what_others_hold():
 def test_every_kind_of_refusal_names_it(spec):
     on = fleet("1x2xA-80")
     held(on, 50, 50)
-    assert "processes that the scheduler does not own hold" in refused(on, demand(60, spec)).message
+    assert "processes outside the scheduler use" in refused(on, demand(60, spec)).message
 
 
 def test_cards_that_are_out_of_the_question_are_not_counted():

@@ -69,7 +69,7 @@ def test_missing_and_unreachable_are_told_apart():
     assert (missing.code, silent.code) == ("local_path.missing", "local_path.unreachable")
     assert missing.text == "4 workers (w1, w2, w3 and 1 more) do not have the path /models/m"
     assert (missing.params["workers"], missing.params["more"]) == (["w1", "w2", "w3"], 1)
-    assert silent.text == "2 workers (w5, w6) do not say whether they have the path /models/m"
+    assert silent.text == "2 workers (w5, w6) did not answer when asked for the path /models/m"
     assert outcome.cures & (Cure.FILES | Cure.TIME) == Cure.FILES | Cure.TIME
     assert Cure.TIME not in refused(on, local(), policy=said(*[MISSING] * 6)).cures
 

@@ -138,7 +138,7 @@ def test_too_little_memory_tells_need_and_what_is_free():
 
 def test_too_little_ram_is_no_lack_of_gpu_memory():
     outcome = refused(fleet("1x2x4090-24[ram=0.5]"), picking(MIDDLE, "w1:cuda:0", "w1:cuda:1"))
-    assert "RAM is short" in outcome.message
+    assert "not enough RAM" in outcome.message
 
 
 def test_more_than_llama_cpp_runs_are_refused():

@@ -27,13 +27,13 @@ def test_the_largest_free_gpu_is_named_with_what_is_free_on_it():
     assert found.params["gpu"] == "w1:cuda:1"
     assert (found.params["need_bytes"], found.params["free_bytes"]) == (int(123.25 * GIB), 24 * GIB)
     assert "123.25 GiB" in found.text
-    assert "24.00 GiB free" in found.text
+    assert "w1:cuda:1 has the most free, 24.00 GiB" in found.text
 
 
 def test_a_gpu_that_would_do_on_a_worker_short_of_ram_is_told_as_that():
     found = reason(refused(fleet("2x1xA-80[ram=0.5]"), layered(MIDDLE)), "one_gpu")
     assert found.params["ram_short"] == 2
-    assert "2 workers have the GPU but not the RAM" in found.text
+    assert "2 workers have the GPU memory but not the RAM" in found.text
 
 
 def test_several_gpus_of_the_worker_that_offers_most():
@@ -48,7 +48,7 @@ def test_sums_that_would_do_though_whole_layers_do_not_fit_are_told_as_that():
     sizes = toy(9, 5)  # ten layers of 5 GiB: four cards of 14 GiB hold two each
     found = reason(refused(fleet("1x4xA-14"), layered(sizes)), "one_worker")
     assert found.params["indivisible"]
-    assert "layers are whole" in found.text
+    assert "no split into whole layers fits" in found.text
 
 
 def test_ways_that_the_models_settings_close_are_named():

@@ -101,9 +101,9 @@ def test_ram_is_checked_for_picked_cards_too():
 @pytest.mark.parametrize(
     ("ids", "said"),
     [
-        (["w9:cuda:0"], "w9:cuda:0: no such worker or GPU"),
-        (["w1:cuda:7"], "w1:cuda:7: no such worker or GPU"),
-        (["w1:rocm:0"], "w1:rocm:0: no such worker or GPU"),
+        (["w9:cuda:0"], "w9:cuda:0: unknown worker or GPU"),
+        (["w1:cuda:7"], "w1:cuda:7: unknown worker or GPU"),
+        (["w1:rocm:0"], "w1:rocm:0: unknown worker or GPU"),
         (["w2:cuda:0"], "w2:cuda:0: closed"),
     ],
 )

@@ -13,11 +13,11 @@ from gpustackd.placement.policy import Policy, Subject
 from tests.fleets import ask, demand, fleet, model, occupy, place, refused
 
 CAUSES = {
-    "1x1xA-24[cluster=2,zone=a]": "1 worker belongs to another cluster",
-    "1x1xA-24[zone=b]": "1 worker does not carry the labels wanted (zone=a)",
+    "1x1xA-24[cluster=2,zone=a]": "1 worker is not in the model's cluster",
+    "1x1xA-24[zone=b]": "1 worker does not match worker_selector (zone=a)",
     "1x1xA-24[zone=a,state=NOT_READY]": "1 worker is NOT_READY",
     "1x1xA-24[zone=a,state=MAINTENANCE]": "1 worker is MAINTENANCE",
-    "1x1xA-8[zone=a]": "1 worker has too little free GPU memory",
+    "1x1xA-8[zone=a]": "not enough free GPU memory on 1 worker",
 }
 EXISTS = {"key": "zone", "operator": "Exists"}
 SPEC = model(cluster_id=1, worker_selector={"zone": "a"})
@@ -27,8 +27,8 @@ def test_six_workers_that_fail_for_one_cause_each_are_told_apart():
     said = refused(fleet(" + ".join(CAUSES)), demand(20, SPEC)).message
     for words in CAUSES.values():
         assert words in said
-    assert "8.00 GiB free of 8.00 GiB" in said
-    assert "needed 20.00 GiB" in said
+    assert "8.00 GiB of 8.00 GiB" in said
+    assert "20.00 GiB needed" in said
 
 
 @pytest.mark.parametrize("gone", CAUSES)
@@ -43,14 +43,14 @@ def test_free_memory_is_what_is_really_free():
     occupy(on, "w1", [0], 20)
     occupy(on, "w1", [1], 12)
     said = refused(on, demand(20)).message
-    assert "largest free GPU is w1:cuda:1: 12.00 GiB free of 24.00 GiB (50 %)" in said
+    assert "the most free is w1:cuda:1: 12.00 GiB of 24.00 GiB (50 %)" in said
 
 
 def test_an_emptied_pool_says_what_else_would_fail():
     on = fleet("3x1xA-24[cluster=2,state=NOT_READY]")
     outcome = refused(on, demand(8, model(cluster_id=1)))
-    assert "3 workers belong to another cluster" in outcome.message
-    assert "would also fail: 3 workers are NOT_READY (w1, w2, w3)" in outcome.message
+    assert "3 workers are not in the model's cluster" in outcome.message
+    assert "also: 3 workers are NOT_READY (w1, w2, w3)" in outcome.message
     assert [(s.filter, s.kept, s.total) for s in outcome.pool] == [("cluster", 0, 3), ("status", 0, 3)]
 
 
@@ -161,4 +161,4 @@ def test_labels_are_compared_as_exact_strings():
 
 def test_a_share_next_to_nothing_is_told_and_breaks_nothing():
     spec = model(backend_parameters=("--gpu-memory-utilization=1e-300",))
-    assert "too little free GPU memory" in refused(fleet("1x1xA-24"), demand(20, spec)).message
+    assert "not enough free GPU memory" in refused(fleet("1x1xA-24"), demand(20, spec)).message

@@ -53,7 +53,7 @@ def test_second_instance_waits_and_the_message_names_the_best_combination():
     said = refused(on, demand(771, **R1), name="a-2", n=2).message
     assert "several workers: no two workers" in said
     fresh = refused(fleet("2x8xH100-80"), demand(1300, **R1)).message
-    assert "w1, w2, with 8 GPUs each, offer 1152.00 GiB together" in fresh
+    assert "w1, w2 (8 GPUs each) together offer 1152.00 of the 1300.00 GiB needed" in fresh
 
 
 def test_an_absolute_need_is_split_over_all_cards():

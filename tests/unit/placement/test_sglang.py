@@ -82,13 +82,13 @@ def test_the_fraction_follows_the_smallest_card_and_changes_with_the_fleet():
 
 def test_four_cards_of_16_do_not_hold_75_gib():
     said = refused(fleet("1x4x4080-15.9922"), sglang(75.23, heads=64)).message
-    for fact in ("0.772", "97.45 GiB", "4 of 4", "49.38 GiB"):
+    for fact in ("0.772", "97.45 GiB", "4 of its 4 GPUs", "49.38 of the 75.23 GiB"):
         assert fact in said
 
 
 def test_two_workers_of_two_cards_do_not_either():
     said = refused(fleet("2x2x4080-15.9922"), sglang(75.23, heads=64)).message
-    assert "w1, w2, with 2 GPUs each, offer 49.38 GiB together" in said
+    assert "w1, w2 (2 GPUs each) together offer 49.38 of the 75.23 GiB needed" in said
 
 
 def test_several_workers_have_the_exact_world_size():
@@ -121,7 +121,7 @@ def test_an_image_model_needs_all_of_its_memory_on_a_card_that_is_really_free():
     assert place(on, sglang(53.74, spec)).parts[0].vram == (int(53.74 * GIB),)
     occupy(on, "w1", [0], 30)
     occupy(on, "w2", [0], 30)
-    assert "on every GPU that takes a part" in refused(on, sglang(53.74, spec), n=2).message
+    assert "on each GPU used" in refused(on, sglang(53.74, spec), n=2).message
 
 
 def test_several_gpus_of_an_image_model_hold_it_each():

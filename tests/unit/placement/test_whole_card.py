@@ -55,7 +55,7 @@ def test_a_card_that_anything_sits_on_is_no_whole_card():
     occupy(on, "w1", [2], 0)  # an instance that books nothing is there all the same
     assert seats(place(on, whole(30), policy=policy())) == [("w1", (1,))]
     outcome = refused(on, whole(30), n=2, policy=policy())
-    assert "w1 has most untouched ones, 0, needed 1" in outcome.message
+    assert "w1 has the most untouched ones, 0 of the 1 needed" in outcome.message
     assert outcome.reasons[-1].code == "pool.in_use"
     assert Cure.CAPACITY in outcome.cures
 
@@ -105,7 +105,7 @@ def test_the_suggested_size_is_the_smallest_power_of_two():
 def test_whole_cards_never_spread_over_workers():
     on = fleet("4x2xA100-80")
     outcome = refused(on, whole(100, "-tp", "4"), policy=policy())
-    assert "no worker has 4 cards of A100, the most on one is 2" in outcome.message
+    assert "no worker has 4 cards of A100; the most on one is 2" in outcome.message
 
 
 def test_an_untouched_card_is_one_of_which_the_cluster_says_so_too():
@@ -131,7 +131,7 @@ def test_the_model_is_held_against_what_the_cards_really_hold():
 
 def test_a_pool_of_an_accelerator_that_reports_no_memory_waits_for_it():
     outcome = refused(fleet("1x1xA100-80"), whole(30), policy=policy({**A100, "memory": ""}))
-    assert "reports no card memory yet" in outcome.message
+    assert "the card memory of" in outcome.message
     assert Cure.BACKENDS in outcome.cures
 
 

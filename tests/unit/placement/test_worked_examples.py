@@ -76,7 +76,7 @@ def test_a_model_of_7_billion_books_23_413_653_504_bytes_of_a_24_gib_card() -> N
 def test_four_cards_of_16_gib_offer_57_57_gib_and_are_too_small() -> None:
     assert 4 * int(CARD_16 * 0.9) == 4 * 15_454_332_518
     said = refused(cards("1x4x4080-16", CARD_16), need(V_75, heads=64)).message
-    for fact in ("75.23 GiB", "63.97 GiB on 4 GPUs", "4 of 4", "57.57 GiB together"):
+    for fact in ("75.23 GiB", "63.97 GiB on 4 GPUs", "4 of its 4 GPUs", "57.57 of the 75.23 GiB needed"):
         assert fact in said
 
 
@@ -111,7 +111,7 @@ def test_two_picked_cards_of_16_gib_are_over_committed_by_75_gib() -> None:
     assert found.over_commit
     assert booked(found) == [(15_454_332_518,) * 2]
     text = found.warnings[0].text
-    for fact in ("31.98 GiB free", "2 of 2", "28.79 GiB can really be used"):
+    for fact in ("31.98 GiB free", "2 of 2", "28.79 GiB usable"):
         assert fact in text
 
 
@@ -156,7 +156,7 @@ def test_two_picked_24_gib_cards_on_two_workers_book_21_687_579_967_bytes_each()
 @pytest.mark.parametrize("text", ["1x4x4080-16", "2x2x4080-16"])
 def test_75_gib_need_97_45_gib_of_cards_and_four_of_16_offer_49_38(text: str) -> None:
     said = refused(cards(text, CARD_16), need(V_75, engine=Engine.SGLANG, heads=64)).message
-    for fact in ("0.772", "97.45 GiB", "49.38 GiB"):
+    for fact in ("0.772", "97.45 GiB", "49.38 of the 75.23 GiB needed"):
         assert fact in said
 
 

@@ -11,7 +11,15 @@ from gpustackd.domain.fleet.fleet import Fleet
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.context.cards import Cards, ram_holds
 from gpustackd.placement.context.distributed_limit import mask
-from gpustackd.placement.diagnostics.wording import gib, gib_number, have, some, too_little_ram, workers
+from gpustackd.placement.diagnostics.wording import (
+    gib_number,
+    have,
+    not_enough_ram,
+    of_needed,
+    plural,
+    some,
+    workers,
+)
 from gpustackd.placement.rules.resource_rules import ResourceRules
 from gpustackd.placement.selectors.ascend.npus import Npus, linked
 from gpustackd.placement.selectors.ascend.search import MultiWorkerNpuSelector, SingleWorkerNpuSelector
@@ -57,7 +65,7 @@ def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, cards: Cards, short: Bo
     need = rules.ram_floor
     at = int(np.argmax(np.where(short, cards.ram, -1)))
     name, free = fleet.row(int(rows[at])).name, int(cards.ram[at])
-    text = f"{workers(count)} {have(count)} {too_little_ram(name, free, need)}"
+    text = not_enough_ram(workers(count), name, free, need)
     return _fit("ram", text, workers=count, worker=name, free_bytes=free, need_bytes=need)
 
 
@@ -67,11 +75,11 @@ def _fraction(
     count = int(np.count_nonzero(full))
     free = np.where(offer.mine & cards.usable & full[:, None], cards.free, -1)
     r, s = np.unravel_index(int(np.argmax(free)), free.shape)
-    text = f"{workers(count)} {have(count)} no NPU of which {rules.share:g} is free"
+    text = f"{workers(count)} {have(count)} no NPU with {rules.share:g} of its memory free"
     params: dict[str, Any] = {"workers": count, "fraction": rules.share}
     if free[r, s] >= 0:
         npu = f"{fleet.row(int(rows[r])).name}:{int(fleet.gpu_index[rows[r], s])}"
-        text += f"; the freest is {npu}: {gib(int(free[r, s]))} of the {gib(int(offer.claim[r, s]))} needed"
+        text += f"; {npu} has the most free, {of_needed(int(free[r, s]), int(offer.claim[r, s]))}"
         params |= {"npu": npu, "free_bytes": int(free[r, s]), "need_bytes": int(offer.claim[r, s])}
     return _fit("fraction", text, **params)
 
@@ -84,8 +92,8 @@ def _largest(selector: SingleWorkerNpuSelector, rows: Ints, offer: Npus, good: B
     name = fleet.row(int(rows[r])).name
     have, there = int(offer.have[r]), int(np.count_nonzero(offer.mine[r]))
     text = (
-        f"one worker: the most is offered by {name}, {gib(int(total[r]))} on {have} of its {there} NPUs, "
-        f"needed {gib(rules.vram)}"
+        f"one worker: {name} offers the most with {have} of its {there} NPUs: "
+        f"{of_needed(int(total[r]), rules.vram)}"
     )
     params: dict[str, Any] = {
         "worker": name, "offer_bytes": int(total[r]), "offer_gib": gib_number(int(total[r])),
@@ -93,13 +101,13 @@ def _largest(selector: SingleWorkerNpuSelector, rows: Ints, offer: Npus, good: B
     }  # fmt: skip
     most = int(offer.have.max())
     if rules.gpu_count and most < rules.gpu_count:
-        text += f"; {rules.gpu_count} NPUs are asked for, no worker has more than {most} free"
+        text += f"; the model needs {plural(rules.gpu_count, 'NPU')}, and no worker has more than {most} free"
         params |= {"asked": rules.gpu_count, "most": most}
     elif not rules.gpu_count and total[r] >= rules.vram:
         fewest = int(np.searchsorted(offer.sums[r, :have], rules.vram)) + 1
         complaint = rules.divisors.complaint(fewest)
         if complaint is not None:
-            text += f"; {fewest} NPUs would hold it, but {complaint}, nor is there another number that serves"
+            text += f"; {fewest} NPUs would hold it, but {complaint}, and no other number works"
             params |= {"indivisible": complaint.as_params()}
     if not rules.distributed:
         text += "; distributed inference across workers is off for this model"
@@ -117,10 +125,10 @@ def many_workers(selector: MultiWorkerNpuSelector, rows: Ints) -> list[Reason]:
         offer = int(booked[booked > 0].sum())
         if members >= 2 and (best is None or offer > best[0]):
             best = (offer, n, each)
-    aside = "choosing GPUs by hand remains possible"
+    aside = "you can still select GPUs by hand"
     there = np.count_nonzero(fleet.gpu_id[rows] != 0, axis=1)
     if best is None:
-        text = "several workers: no two of them can give the same number of NPUs"
+        text = "several workers: no two have the same number of NPUs to offer"
         params: dict[str, Any] = {}
         if rules.gpu_count and rules.per_worker:
             text += f" ({rules.per_worker} each, {rules.gpu_count} in all)"
@@ -130,8 +138,8 @@ def many_workers(selector: MultiWorkerNpuSelector, rows: Ints) -> list[Reason]:
     givers = np.flatnonzero(selector.booked[n] > 0)
     names = [fleet.row(w).name for w in givers[:SHOWN].tolist()]
     text = (
-        f"several workers: {some(names, SHOWN, len(givers))}, with {each} "
-        f"NPU{'s' if each > 1 else ''} each, offer {gib(offer)} together, needed {gib(rules.vram)}"
+        f"several workers: {some(names, SHOWN, len(givers))} ({plural(each, 'NPU')} each) "
+        f"together offer {of_needed(offer, rules.vram)}"
     )
     params = {
         "names": names, "workers": len(givers), "each": each, "offer_bytes": offer,
@@ -139,13 +147,14 @@ def many_workers(selector: MultiWorkerNpuSelector, rows: Ints) -> list[Reason]:
     }  # fmt: skip
     failing = int(np.count_nonzero(there >= each)) - len(givers)
     if failing > 0:
-        text += f"; {failing} more with as many NPUs cannot give them"
+        text += f"; {plural(failing, 'more worker')} with as many NPUs cannot offer them"
         params["failing"] = failing
     if rules.gpu_count and rules.gpu_count > each * len(givers):
-        text += f"; {rules.gpu_count} NPUs are asked for, {each * len(givers)} are there"
+        text += f"; the model needs {plural(rules.gpu_count, 'NPU')}, and these are {each * len(givers)}"
         params["asked"] = rules.gpu_count
     elif not rules.gpu_count and offer >= rules.vram:
-        text += f"; {rules.divisors.complaint(each * len(givers)) or 'no number of them divides the model'}"
+        complaint = rules.divisors.complaint(each * len(givers))
+        text += f"; {complaint or 'the model cannot be split evenly over any number of them'}"
     return [_fit("many_workers", f"{text}{_others(selector, rows, params)}; {aside}", **params)]
 
 
@@ -158,10 +167,10 @@ def _others(selector: MultiWorkerNpuSelector, rows: Ints, params: dict[str, Any]
     unlinked = int(np.count_nonzero(own.any(axis=1) & ~linked(fleet, rows, own).any(axis=1)))
     text = ""
     if taken:
-        text += f"; {workers(taken)} {'holds' if taken == 1 else 'hold'} another distributed instance already"
+        text += f"; {workers(taken)} already {'runs' if taken == 1 else 'run'} another distributed instance"
         params["taken"] = taken
     if unlinked:
-        text += f"; {workers(unlinked)} {have(unlinked)} no NPU with a network address that is up"
+        text += f"; {workers(unlinked)} {have(unlinked)} no NPU with a working network link"
         params["unlinked"] = unlinked
     return text
 

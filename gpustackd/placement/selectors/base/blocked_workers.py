@@ -15,7 +15,7 @@ from gpustackd.domain.outcome import Reason
 from gpustackd.placement.context.cards import Cards, ram_holds, single_card_fits
 from gpustackd.placement.context.distributed_limit import mask, occupant
 from gpustackd.placement.context.placement_context import PlacementContext
-from gpustackd.placement.diagnostics.wording import gib, some, workers
+from gpustackd.placement.diagnostics.wording import gib, have, of_needed, some, workers
 from gpustackd.placement.rules.resource_rules import ResourceRules
 from gpustackd.placement.selectors.base.gpu_sets import several
 
@@ -38,10 +38,8 @@ def blocked_by_ram(
     need = np.array([_need(rules, int(b), bool(u)) for b, u in zip(booked, cards.unified, strict=True)])
     at = int(np.argmin(np.where(short, need - cards.ram, np.iinfo(np.int64).max)))
     count, name = int(np.count_nonzero(short)), context.fleet.row(int(rows[at])).name
-    text = (
-        f"{workers(count)} {'has' if count == 1 else 'have'} the GPU memory, but too little RAM with it; the "
-        f"nearest is {_words(rules, name, int(cards.ram[at]), int(booked[at]), bool(cards.unified[at]))}"
-    )
+    nearest = _words(rules, name, int(cards.ram[at]), int(booked[at]), bool(cards.unified[at]))
+    text = f"{workers(count)} {have(count)} the GPU memory but not enough RAM; the nearest is {nearest}"
     return short, _ram(text, name, int(cards.ram[at]), int(need[at]), int(booked[at]), workers=count)
 
 
@@ -70,8 +68,8 @@ def busy_elsewhere(context: PlacementContext, rows: Ints) -> tuple[str, dict[str
         return "", {}
     names = [fleet.row(w).name for w in taken[:SHOWN]]
     holders = list(dict.fromkeys(occupant(fleet, w, engine) for w in taken[:SHOWN]))
-    hold = "holds" if len(taken) == 1 else "hold"
-    text = f"; {some(names, SHOWN, len(taken))} {hold} a part of another distributed instance already"
+    run = "runs" if len(taken) == 1 else "run"
+    text = f"; {some(names, SHOWN, len(taken))} already {run} part of another distributed instance"
     text += f" ({some([str(h) for h in holders], SHOWN)})"
     return text, {"taken": len(taken), "taken_workers": names, "instances": holders}
 
@@ -83,7 +81,7 @@ def picked(
     positions that hold a part of another distributed instance, where one over workers is needed."""
     if full:
         name, holder = fleet.row(full[0]).name, occupant(fleet, full[0], rules.engine)
-        text = f"worker {name} holds a part of another distributed instance already ({holder})"
+        text = f"worker {name} already runs part of another distributed instance ({holder})"
         params = {"worker": name, "instance": holder, "workers": [fleet.row(w).name for w in full[:SHOWN]]}
         return Reason("gpu_selector.taken", "gpu_selector", text, params)
     free = {w: int(fleet.free_ram(np.array([w]))[0]) for w in booked}
@@ -96,9 +94,7 @@ def picked(
         return None
     w = max(short, key=lambda w: short[w])
     name, unified = fleet.row(w).name, bool(fleet.unified[w])
-    text = (
-        f"too little RAM on the worker of selected GPUs: {_words(rules, name, free[w], booked[w], unified)}"
-    )
+    text = f"not enough RAM beside the selected GPUs: {_words(rules, name, free[w], booked[w], unified)}"
     return _ram(text, name, free[w], _need(rules, booked[w], unified), booked[w], stage="gpu_selector")
 
 
@@ -109,12 +105,12 @@ def _need(rules: ResourceRules, booked: int, unified: bool) -> int:
 
 
 def _words(rules: ResourceRules, name: str, free: int, booked: int, unified: bool) -> str:
-    need = gib(_need(rules, booked, unified))
+    needed = of_needed(free, _need(rules, booked, unified))
     if unified:
-        return f"{name}: {gib(free)} of its one memory are free, {need} are needed for GPU and RAM together"
-    text = f"{name}: {gib(free)} of the {need} needed"
+        return f"{name} with {needed} for GPU and RAM together (unified memory)"
+    text = f"{name} with {needed}"
     if rules.ram_ratio and not rules.ram_static:
-        text += f", {rules.ram_ratio:g} times the {gib(booked)} that are booked on its GPUs"
+        text += f" ({rules.ram_ratio:g} times the {gib(booked)} booked on its GPUs)"
     return text
 
 

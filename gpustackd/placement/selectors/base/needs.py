@@ -26,7 +26,7 @@ def needs(demand: Demand, rules: ResourceRules) -> Reason:
         # MindIE's figure follows from the need as it is shown, to two decimals
         shown = gib_number(v) * GIB if rules.addresses else v
         total = int(min(shown / u, _MOST))  # a share next to nothing asks for more than can be counted
-        text += f"; at {rules.share_flag} {u:g} that is {gib(total)} of cards, {int(u * 100)} % of each"
+        text += f"; at {rules.share_flag} {u:g} it needs {gib(total)} of GPUs, {int(u * 100)} % of each"
         params |= {
             "flag": rules.share_flag,
             "share": u,

@@ -26,7 +26,7 @@ def unreachable(context: PlacementContext, selection: Selection) -> list[Reason]
         row = fleet.row(w)
         bits = int(context.bits[w])
         failing = [f.name for n, f in enumerate(context.filters) if bits >> n & 1]
-        why = f"is {row.state}" if not fleet.ready[w] else f"does not pass: {', '.join(failing)}"
+        why = f"is {row.state}" if not fleet.ready[w] else f"fails {', '.join(failing)}"
         text = f"selected GPU{_s(gpus)} {_names(gpus)}: worker {row.name} {why}"
         reasons.append(picked_reason("worker_out", text, worker=row.name, state=row.state, failing=failing,
                                count=len(gpus)))  # fmt: skip
@@ -34,8 +34,8 @@ def unreachable(context: PlacementContext, selection: Selection) -> list[Reason]
             if bits >> n & 1 and f.name in TELLING:
                 reasons.extend(f.reasons(fleet, np.array([w]), 0, 1))
     unusable = (
-        ("absent", selection.absent, "no such worker or GPU is known"),
-        ("shut", selection.shut, "closed, over-committed, or of unknown memory"),
+        ("absent", selection.absent, "unknown worker or GPU"),
+        ("shut", selection.shut, "closed, over-committed, or with unknown memory"),
         ("wrong_type", selection.foreign, f"{context.demand.spec.effective_backend} does not run there"),
     )
     for code, gpus, why in unusable:

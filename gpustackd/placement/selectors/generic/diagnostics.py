@@ -13,7 +13,16 @@ from gpustackd.domain.outcome import Reason
 from gpustackd.engines.parallelism import Indivisible
 from gpustackd.placement.context.cards import Cards, portions, ram_holds, read_cards
 from gpustackd.placement.context.placement_context import PlacementContext
-from gpustackd.placement.diagnostics.wording import gib, have, some, too_little_ram, workers
+from gpustackd.placement.diagnostics.wording import (
+    cpu_ram,
+    gib,
+    have,
+    not_enough_ram,
+    of_needed,
+    plural,
+    some,
+    workers,
+)
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.selectors.base import blocked_workers
 from gpustackd.placement.selectors.base.needs import needs
@@ -21,7 +30,7 @@ from gpustackd.placement.selectors.base.selector import Selector
 from gpustackd.placement.selectors.generic.multi_worker import MultiWorkerSelector
 
 SHOWN = 3
-BY_HAND = "; choosing GPUs by hand remains possible"
+BY_HAND = "; you can still select GPUs by hand"
 
 
 def shortfall(context: PlacementContext, selectors: Sequence[Selector], rows: Ints) -> list[Reason]:
@@ -62,8 +71,8 @@ def _too_small_cards(context: PlacementContext) -> list[Reason]:
     for kind, f in context.fractions.items():
         if f.value <= 0:
             text = (
-                f"on cards of type {kind} the engine reserves {f.reserved / 1024:.2f} GiB, and the smallest "
-                f"has {f.card / 1024:.2f} GiB: nothing is left for the model"
+                f"nothing is left for the model on {kind} GPUs: the engine reserves "
+                f"{f.reserved / 1024:.2f} GiB, and the smallest has {f.card / 1024:.2f} GiB"
             )
             reasons.append(_fit("no_fraction", text, type=kind, fraction=f.value, reserved_mib=f.reserved,
                                 card_mib=f.card))  # fmt: skip
@@ -76,7 +85,7 @@ def _cpu(context: PlacementContext, rows: Ints) -> Reason:
     ram = context.fleet.free_ram(rows)
     at = int(np.argmax(ram))
     name = context.fleet.row(int(rows[at])).name
-    text = f"without a GPU {gib(need)} of RAM are needed; the most is free on {name}: {gib(int(ram[at]))}"
+    text = cpu_ram(name, int(ram[at]), need)
     return _fit("cpu", text, worker=name, free_bytes=int(ram[at]), need_bytes=need)
 
 
@@ -89,7 +98,7 @@ def _closed(fleet: Fleet, rows: Ints) -> Reason:
     )
     causes = [
         f"{n} {word}"
-        for n, word in ((closed, "closed"), (unknown, "of unknown memory"), (over, "over-committed"))
+        for n, word in ((closed, "closed"), (unknown, "with unknown memory"), (over, "over-committed"))
         if n
     ]
     count = len(rows)
@@ -103,7 +112,7 @@ def _ram(fleet: Fleet, rules: ResourceRules, rows: Ints, cards: Cards, short: np
     ram = np.where(short, cards.ram, -1)
     at = int(np.argmax(ram))
     name = fleet.row(int(rows[at])).name
-    text = f"{workers(count)} {have(count)} {too_little_ram(name, int(ram[at]), need)}"
+    text = not_enough_ram(workers(count), name, int(ram[at]), need)
     return _fit("ram", text, workers=count, worker=name, free_bytes=int(ram[at]), need_bytes=need)
 
 
@@ -111,7 +120,7 @@ def _vram(context: PlacementContext, selectors: Sequence[Selector], cards: Cards
     """Too little GPU memory: the best single card, the best worker, in real free bytes."""
     fleet, rules = context.fleet, context.rules
     count = len(rows)
-    head = f"{workers(count)} {have(count)} too little free GPU memory"
+    head = f"not enough free GPU memory on {workers(count)}"
     if rules.gpu_count > most_of_a_type(cards):
         head = f"{workers(count)} {have(count)} fewer than {rules.gpu_count} usable GPUs of one type"
     reasons: list[Reason] = []
@@ -122,15 +131,15 @@ def _vram(context: PlacementContext, selectors: Sequence[Selector], cards: Cards
         name = f"{fleet.row(int(rows[r])).name}:{fleet.types[int(cards.type[r, s])]}:{index}"
         free, total = int(cards.free[r, s]), int(cards.total[r, s])
         percent = int(100 * free / total) if total > 1 else 0
-        text = f"{head}; the largest free GPU is {name}: {gib(free)} free of {gib(total)} ({percent} %)"
-        text += f", needed {gib(rules.vram)}"
+        text = f"{head}; the GPU with the most free is {name}: {gib(free)} of {gib(total)} ({percent} %)"
+        text += f", {gib(rules.vram)} needed"
         if rules.claim_policy is ClaimPolicy.EACH:
-            text += " on every GPU that takes a part"
+            text += " on each GPU used"
         reasons.append(
             _fit("one_gpu", text, workers=count, gpu=name, free_bytes=free, total_bytes=total,
                  free_percent=percent, need_bytes=rules.vram)
         )  # fmt: skip
-        head = "several GPUs of one worker"
+        head = "several GPUs on one worker"
     if "one_worker" in kinds:
         reasons.extend(_one_worker(context, cards, rows, head))
         head = "several workers"
@@ -171,15 +180,19 @@ def _one_worker(context: PlacementContext, cards: Cards, rows: Ints, head: str) 
         return [_fit("no_pair", text, workers=len(rows))]
     free, at, size, good, effective = best
     name = fleet.row(int(rows[at])).name
-    text = f"{head}: the most is free on {name}, {gib(free)} on {size} GPUs"
+    text = f"{head}: {name} has the most free, {gib(free)} on {size} GPUs"
     params = {"worker": name, "free_bytes": free, "gpus": size, "gpus_ok": good, "effective_bytes": effective}
-    if rules.claim_policy is ClaimPolicy.SHARE:
-        text += f"; {good} of {size} have their share free, {gib(effective)} together"
-    text += f", needed {gib(rules.vram)}"
-    if rules.claim_policy is ClaimPolicy.EACH:
-        text += " on each that takes a part"
+    if rules.claim_policy is ClaimPolicy.SHARE and good:
+        text += f"; {good} of its {size} GPUs {have(good)} {'its' if good == 1 else 'their'} full share free"
+        text += f" ({of_needed(effective, rules.vram)})"
+    elif rules.claim_policy is ClaimPolicy.SHARE:
+        text += f"; none of them has its full share free, {gib(rules.vram)} needed"
+    elif rules.claim_policy is ClaimPolicy.EACH:
+        text += f"; {gib(rules.vram)} needed on each GPU used"
+    else:
+        text += f"; {gib(rules.vram)} needed"
     if rules.gpu_count > 1:
-        text += f" on {rules.gpu_count} GPUs"
+        text += f"; the model needs {rules.gpu_count} GPUs"
     reasons = [_fit("one_worker", text, need_bytes=rules.vram, **params)]
     complaint = None if rules.fixed_world else rules.divisors.complaint(good)
     if complaint is not None and good > 1:
@@ -211,15 +224,14 @@ def _over_workers(
                 if best is None or offer > best[0]:
                     best = (offer, gpus, mine)
     if best is None:
-        text = f"{head}: no two workers have all of their GPUs of one type free"
+        text = f"{head}: no two workers have all their GPUs of one type free"
         if indivisible is not None:
             text += f", or {indivisible}"
         return [_fit("no_combination", f"{text}{barring}{BY_HAND}", **barred_params)]
     offer, gpus, mine = best
     names = [fleet.row(w).name for w in mine[:SHOWN].tolist()]
     each = f"{gpus} GPU{'s' if gpus > 1 else ''} each"
-    text = f"{head}: {some(names, SHOWN, len(mine))}, with {each}, offer {gib(offer)} together"
-    text += f", needed {gib(rules.vram)}"
+    text = f"{head}: {some(names, SHOWN, len(mine))} ({each}) together offer {of_needed(offer, rules.vram)}"
     params: dict[str, Any] = {
         "workers": len(mine),
         "names": names,
@@ -230,10 +242,10 @@ def _over_workers(
     count = np.count_nonzero(fleet.gpu_id[context.bits == 0] != 0, axis=1)
     failing = int(np.count_nonzero(count == gpus)) - len(mine)
     if failing > 0:
-        text += f"; {failing} more with as many GPUs do not have their share free"
+        text += f"; {plural(failing, 'more worker')} of the same size {have(failing)} too little free"
         params["failing"] = failing
     if rules.gpu_count and (rules.gpu_count % gpus or rules.gpu_count // gpus > len(mine)):
-        text += f"; {rules.gpu_count} GPUs are asked for, in whole workers"
+        text += f"; the model needs {rules.gpu_count} GPUs on whole workers"
         params["gpu_count"] = rules.gpu_count
     why = next((w for n in range(2, len(mine) + 1) if (w := selector.workable(gpus, n)) is not None), None)
     if why is not None:

@@ -12,7 +12,7 @@ from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.engines.llama_cpp.devices import MOST_DEVICES
 from gpustackd.placement.context.cards import Cards
-from gpustackd.placement.diagnostics.wording import gib, gib_number, have, some, workers
+from gpustackd.placement.diagnostics.wording import cpu_ram, gib, gib_number, have, some, workers
 from gpustackd.placement.selectors.base.selector import Selector
 from gpustackd.placement.selectors.gguf.manual import GgufManualSelector
 from gpustackd.placement.selectors.gguf.multi_gpu import GgufMultiGpuSelector
@@ -45,7 +45,7 @@ def one_gpu(selector: GgufSingleGpuSelector, rows: Ints) -> list[Reason]:
     shut = present & ~cards.usable.any(axis=1)
     if shut.any():
         count = int(np.count_nonzero(shut))
-        text = f"{workers(count)} {have(count)} no usable GPU (closed, of unknown memory, or over-committed)"
+        text = f"{workers(count)} {have(count)} no usable GPU (closed, unknown memory, or over-committed)"
         reasons.append(_fit("no_usable_gpu", text, workers=count))
     if not cards.usable.any():
         return reasons
@@ -54,9 +54,7 @@ def one_gpu(selector: GgufSingleGpuSelector, rows: Ints) -> list[Reason]:
     r, s = np.unravel_index(int(np.argmax(free)), free.shape)
     name, need = _gpu(selector, rows, int(r), int(s)), int(claim[r, s])
     text = f"one GPU: all {selector.asked.total} layers need {gib(need)} and {gib(int(ram[r]))} of RAM; "
-    text += (
-        f"the largest free GPU is {name}: {gib(int(free[r, s]))} free, with {gib(int(cards.ram[r]))} of RAM"
-    )
+    text += f"{name} has the most free, {gib(int(free[r, s]))} and {gib(int(cards.ram[r]))} of RAM"
     params: dict[str, Any] = {
         "gpu": name, "need_bytes": need, "free_bytes": int(free[r, s]), "need_ram_bytes": int(ram[r]),
         "free_ram_bytes": int(cards.ram[r]), "total_layers": selector.asked.total,
@@ -64,7 +62,7 @@ def one_gpu(selector: GgufSingleGpuSelector, rows: Ints) -> list[Reason]:
     large = np.any(cards.usable & (claim <= cards.free), axis=1)
     if large.any() and not fits.any():
         params["ram_short"] = int(np.count_nonzero(large))
-        text += f"; {workers(params['ram_short'])} {have(params['ram_short'])} the GPU but not the RAM"
+        text += f"; {workers(params['ram_short'])} {have(params['ram_short'])} the GPU memory but not the RAM"
     return [*reasons, _fit("one_gpu", text, **params)]
 
 
@@ -82,25 +80,25 @@ def one_worker(selector: GgufMultiGpuSelector, rows: Ints) -> list[Reason]:
             if len(slots) > 1 and (best is None or offer > best[0]):
                 best = (offer, r, slots)
     if best is None:
-        text = "several GPUs: no worker has two GPUs of one type with memory free"
+        text = "several GPUs on one worker: none has two GPUs of one type with free memory"
         return [_fit("no_pair", text), *_not_tried(selector)]
     offer, r, slots = best
     need = _need(selector, len(slots))
     name, ram = selector.fleet.row(int(rows[r])).name, int(cards.ram[r])
-    text = f"several GPUs of one worker: {gib(need)} are needed on {len(slots)}; the most is free on {name}: "
-    text += f"{gib(offer)} on {len(slots)} GPUs, with {gib(ram)} of RAM"
+    text = f"several GPUs on one worker: {name} has the most free, {gib(offer)} on {len(slots)} GPUs "
+    text += f"({gib(need)} needed), and {gib(ram)} of RAM"
     params: dict[str, Any] = {
         "worker": name, "need_bytes": need, "free_bytes": offer, "gpus": len(slots), "free_ram_bytes": ram,
     }  # fmt: skip
     if offer >= need:
         choosing = selector.fewest(cards, r, slots)
         if choosing is None:
-            text += "; layers are whole, and no division of them fits"
+            text += "; no split into whole layers fits"
             params["indivisible"] = True
         else:
             level = choosing.plan.level
             ram_need = level.ram_unified if cards.unified[r] else level.ram
-            text += f"; {gib(ram_need)} of RAM are needed"
+            text += f"; {gib(ram_need)} of RAM needed"
             params["need_ram_bytes"] = ram_need
     return [_fit("one_worker", text, **params), *_not_tried(selector)]
 
@@ -132,25 +130,25 @@ def many_workers(selector: RpcSelector, rows: Ints) -> list[Reason]:
     offered = selector.offers.offered(rows)
     least = selector.offers.least_room()
     if not len(offered.mains):
-        text = f"several workers: no GPU has the {gib(least)} free that one layer needs"
+        text = f"several workers: no GPU has {gib(least)} free, which one layer needs"
         return [_fit("no_main", text, need_bytes=least)]
     if not any(c.position != rows[offered.mains[0]] for c in offered.remotes):
-        text = "several workers: there is no other worker with a GPU that could serve "
-        text += f"({gib(least)} for one layer, and {gib(selector.offers.remote_ram)} of RAM)"
+        text = "several workers: no other worker has a GPU to serve "
+        text += f"(one layer needs {gib(least)}, and {gib(selector.offers.remote_ram)} of RAM)"
         return [_fit("no_remote", text, need_bytes=least, need_ram_bytes=selector.offers.remote_ram)]
     level = selector.asked.total if selector.asked.layers is None else selector.asked.layers
     need = selector.splitter.needed(level)
     shown = offered.mains[:SHOWN]
     names = [selector.context.fleet.row(int(w)).name for w in rows[shown]]
-    text = f"several workers: {level} layers need {gib(need)} and buffers; the largest {MOST_DEVICES} GPUs "
-    text += f"that an instance can use offer {gib(offered.bound)} ({some(names, SHOWN, len(offered.mains))})"
+    text = f"several workers: {level} layers need {gib(need)} plus buffers; the largest {MOST_DEVICES} GPUs "
+    text += f"({some(names, SHOWN, len(offered.mains))}) offer {gib(offered.bound)}"
     params: dict[str, Any] = {
         "need_bytes": need, "offer_bytes": offered.bound, "most_gpus": MOST_DEVICES,
         "workers": len(offered.mains),
     }  # fmt: skip
     if offered.bound >= need:
         ram = int(offered.cards.ram[offered.mains].max())
-        text += f"; layers are whole and do not fit, or RAM is short (at most {gib(ram)} on a main worker)"
+        text += f"; no split into whole layers fits, or not enough RAM (at most {gib(ram)} on a main worker)"
         params["free_ram_bytes"] = ram
     return [_fit("many_workers", text, **params)]
 
@@ -164,13 +162,11 @@ def partial(selector: PartialOffloadSelector, rows: Ints) -> list[Reason]:
     r = int(np.argmax(free.sum(axis=1)))
     level, vram, need_ram, where = _nearest(selector, cards, r, free[r])
     total, have, most = selector.asked.total, int(cards.ram[r]), int(cards.ram.max())
-    text = f"some layers on GPUs: with {level} of {total} on {where} ({gib(vram)}) the others need "
-    text += (
-        f"{gib(need_ram)} of RAM{', GPU memory included' if cards.unified[r] else ''}; {gib(have)} are free "
-    )
+    text = f"some layers on GPUs: with {level} of {total} on {where} ({gib(vram)}), the rest need "
+    text += f"{gib(need_ram)} of RAM{' including GPU memory' if cards.unified[r] else ''}; {gib(have)} free "
     text += f"there, at most {gib(most)} on any worker with a GPU"
     if selector.asked.layers is not None:
-        text += "; fewer layers on GPUs need less there"
+        text += "; fewer layers on GPUs need less GPU memory"
     return [
         _fit("partial", text, layers=level, total_layers=total, need_bytes=vram, need_ram_bytes=need_ram,
              free_bytes=int(free[r].sum()), free_ram_bytes=have, worker=selector.fleet.row(int(rows[r])).name)
@@ -209,7 +205,7 @@ def cpu(selector: GgufCpuSelector, rows: Ints) -> list[Reason]:
     ram = selector.fleet.free_ram(rows)
     at = int(np.argmax(ram))
     need, name = int(selector.need(rows)[at]), selector.fleet.row(int(rows[at])).name
-    text = f"without a GPU {gib(need)} of RAM are needed; the most is free on {name}: {gib(int(ram[at]))}"
+    text = cpu_ram(name, int(ram[at]), need)
     return [_fit("cpu", text, worker=name, need_bytes=need, free_bytes=int(ram[at]))]
 
 

@@ -17,7 +17,7 @@ from gpustackd.engines.llama_cpp.devices import MOST_DEVICES, layers_per_device
 from gpustackd.errors import BadRow
 from gpustackd.placement.context.gpu_allocation import Candidate, GpuAllocation, Offload
 from gpustackd.placement.context.placement_context import PlacementContext
-from gpustackd.placement.diagnostics.wording import gib, gib_number
+from gpustackd.placement.diagnostics.wording import gib, gib_number, of_needed
 from gpustackd.placement.rules.resource_rules import GgufRules
 from gpustackd.placement.scoring.ranker import Ranker
 from gpustackd.placement.selectors.base.picked_gpus import PickedGpu, Selection, resolve
@@ -243,20 +243,19 @@ class GgufManualSelector(Uncached):
 
     def _short(self, cards: Sequence[PickedGpu]) -> list[Reason]:
         if len(cards) < self.count:
-            text = f"{len(cards)} of the selected GPUs can be used, {self.count} are needed"
+            text = f"only {len(cards)} of the selected GPUs can be used; {self.count} needed"
             return [picked_reason("too_few", text, usable=len(cards), needed=self.count)]
         if self.count > MOST_DEVICES:
-            text = f"{self.count} GPUs are selected; llama.cpp runs at most {MOST_DEVICES}"
+            text = f"{self.count} GPUs are selected; llama.cpp supports at most {MOST_DEVICES}"
             return [picked_reason("too_many", text, selected=self.count, most=MOST_DEVICES)]
         groups = by_worker(cards)
         if max(map(len, groups)) < self.count and not self.spans:
-            text = "the selected GPUs lie on several workers, over which this model cannot be distributed"
+            text = "the selected GPUs are on several workers, and this model cannot be distributed"
             return [picked_reason("scattered", text, workers=len(groups))]
         if (small := self._too_small(cards)) is not None:
             card, least = small
             name = gpu_label(next(g for g in self.spec.gpu_ids if self._is(card, g.worker, g.type, g.index)))
-            text = f"the selected GPU {name} is too small: one layer needs {gib(least)}, "
-            text += f"{gib(card.free)} are free"
+            text = f"the selected GPU {name} is too small for one layer: {of_needed(card.free, least)}"
             size = {"needs_gib": gib_number(least), "need_bytes": least, "free_bytes": card.free}
             return [picked_reason("too_small", text, gpu_id=name, **size)]
         level = self.asked.total if self.asked.layers is None else self.asked.layers
@@ -275,7 +274,7 @@ class GgufManualSelector(Uncached):
             code = "in_use"
             text = f"the selected GPUs are in use: {text}"
         elif free >= need:
-            text += "; layers are whole and no division of them fits, or the worker's RAM is short"
+            text += "; no split into whole layers fits, or the worker has not enough RAM"
         return [picked_reason(code, text, **params)]
 
     def _too_small(self, cards: Sequence[PickedGpu]) -> tuple[PickedGpu, int] | None:

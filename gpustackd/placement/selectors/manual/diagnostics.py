@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.context.distributed_limit import busy
+from gpustackd.placement.diagnostics.wording import have, plural
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.selectors.base import blocked_workers
 from gpustackd.placement.selectors.base.needs import needs
@@ -36,7 +37,7 @@ def _reasons(selector: ManualSelector) -> list[Reason]:
     if selector.heterogeneous():
         kinds = ", ".join(sorted({g.type for g in selector.spec.gpu_ids}))
         text = (
-            f"the selected GPUs are of several types ({kinds}), which one instance cannot use together: "
+            f"the selected GPUs are of several types ({kinds}), and one instance needs one type: "
             "select one type, or fewer GPUs per replica"
         )
         return [*reasons, picked_reason("heterogeneous", text, types=kinds)]
@@ -61,7 +62,7 @@ def _too_few(selector: ManualSelector, cards: Sequence[PickedGpu]) -> Reason:
     params = {"usable": len(cards), "needed": count, "worker": name, "on_worker": n}
     if len(cards) < count:
         text = (
-            f"{len(cards)} of the {len(selector.spec.gpu_ids)} selected GPUs can be used, {count} are needed"
+            f"only {len(cards)} of the {len(selector.spec.gpu_ids)} selected GPUs can be used; {count} needed"
         )
         return picked_reason("too_few", text, **params)
     if n >= count or (len(by_worker) > 1 and selector.rules.spans):
@@ -73,11 +74,11 @@ def _too_few(selector: ManualSelector, cards: Sequence[PickedGpu]) -> Reason:
             return cause
     if not selector.rules.spans and len(by_worker) > 1:
         text = (
-            f"this engine cannot span workers: {count} of the selected GPUs must lie on one worker, "
-            f"the most are on {name} ({n})"
+            f"this engine cannot span workers: {count} of the selected GPUs must be on one worker, "
+            f"and {name} has the most ({n})"
         )
         return picked_reason("scattered", text, **params)
-    text = f"worker {name} has {n} of the selected GPUs, {count} are needed on one worker"
+    text = f"worker {name} has {n} of the selected GPUs; {count} needed on one worker"
     return picked_reason("too_few", text, **params)
 
 
@@ -92,16 +93,16 @@ def _over_commit_refused(
     booked = max(sum(c.claim for c in f.used) for f in found)
     if could >= count and booked >= rules.vram:
         text = (
-            f"the selected GPUs are in use: {satisfied} of {len(cards)} have the memory free that is "
-            f"needed, {count} are needed"
+            f"the selected GPUs are in use: {satisfied} of {len(cards)} {have(satisfied)} enough memory "
+            f"free; {count} needed"
         )
         reasons.append(picked_reason("in_use", text, satisfied=satisfied, selected=len(cards), needed=count))
     best = max(found, key=lambda f: f.effective)
     reasons.append(over_commit_reason(selector.context.fleet, rules, best, cards, "reject"))
     if rules.replicas > 1:
         text = (
-            f"over-commit is never done for a model of several replicas ({len(found)} "
-            f"candidate{'s' if len(found) > 1 else ''} would)"
+            "models with several replicas are never over-committed "
+            f"({plural(len(found), 'candidate')} otherwise possible)"
         )
         reasons.append(picked_reason("replicas", text, candidates=len(found), replicas=rules.replicas))
     else:

@@ -10,7 +10,7 @@ from gpustackd.domain.outcome import Reason
 from gpustackd.placement.context.distributed_limit import busy
 from gpustackd.placement.context.gpu_allocation import Candidate
 from gpustackd.placement.context.placement_context import PlacementContext
-from gpustackd.placement.diagnostics.wording import gib, gib_number, some
+from gpustackd.placement.diagnostics.wording import gib, gib_number, have, some
 from gpustackd.placement.rules.resource_rules import ClaimPolicy, ResourceRules
 from gpustackd.placement.scoring.ranker import Ranker
 from gpustackd.placement.selectors.base.needs import needs
@@ -113,6 +113,6 @@ def over_commit_reason(
         text += f"; {len(used)} of {len(cards)} selected GPUs would be used ({some(names, SHOWN)})"
         params["used"] = names[:SHOWN]
     if rules.claim_policy is ClaimPolicy.SHARE:
-        text += f"; {gib(free)} free, {ok} of {len(counted)} GPUs have their share free"
-    text += f"; {gib(candidate.effective)} can really be used"
+        text += f"; {gib(free)} free, and {ok} of {len(counted)} GPUs {have(ok)} the full share free"
+    text += f"; {gib(candidate.effective)} usable"
     return Reason("gpu_selector.overcommit", "gpu_selector", text, params, level)

@@ -10,7 +10,7 @@ import numpy as np
 from gpustackd.domain.fleet.columns import Ints
 from gpustackd.domain.outcome import Cure, Reason
 from gpustackd.placement.context.cards import ram_holds, read_cards
-from gpustackd.placement.diagnostics.wording import gib, gib_number, workers
+from gpustackd.placement.diagnostics.wording import gib, gib_number, not_enough_ram, workers
 from gpustackd.placement.selectors.pool.inventory import pool_reason
 from gpustackd.placement.selectors.pool.search import PoolSelector
 
@@ -38,7 +38,7 @@ def _causes(selector: PoolSelector, rows: Ints) -> tuple[list[Reason], Cure]:
         most = int(matching.max(initial=0))
         wanted = f"{n} cards" if n > 1 else "a card"
         text = f"no worker has {wanted} of {label}"
-        text += f", the most on one is {most}" if most else ""
+        text += f"; the most on one is {most}" if most else ""
         return [pool_reason("no_worker", text, label=label, cards=n, most=most)], Cure.WORKER | Cure.BACKENDS
     serving = members[selector.report.open(selector.fleet, members).any(axis=1)]
     if not len(serving):
@@ -61,10 +61,10 @@ def _incapable(selector: PoolSelector, label: str, count: int) -> Reason:
     elif ask.whole:
         mode, what = "whole", f"{ask.cards} untouched card{'s' if ask.cards > 1 else ''}"
     else:
-        mode, what = "slice", f"slices by software with {ask.memory:g} % of a card left"
+        mode, what = "slice", f"software slices with {ask.memory:g} % of a card left"
     text = (
-        f"{workers(count)} of {label}, but the cluster reports none that offers {what}: "
-        "what is missing there is that mode, or room in it"
+        f"{workers(count)} with {label}, but the cluster reports none that offers {what}: "
+        "that mode is missing or full"
     )
     return pool_reason(
         "no_capable_node", text, label=label, mode=mode, workers=count, profile=ask.profile[:60]
@@ -74,10 +74,8 @@ def _incapable(selector: PoolSelector, label: str, count: int) -> Reason:
 def _ram(selector: PoolSelector, rows: Ints, ram: Ints) -> Reason:
     at = int(np.argmax(ram))
     name, need = selector.fleet.row(int(rows[at])).name, selector.rules.ram_floor
-    text = (
-        f"{workers(len(rows))} of the pool, but too little RAM on each; the most is free on {name}: "
-        f"{gib(int(ram[at]))} of the {gib(need)} needed"
-    )
+    where = "the worker of the pool" if len(rows) == 1 else f"all {workers(len(rows))} of the pool"
+    text = not_enough_ram(where, name, int(ram[at]), need)
     return pool_reason("ram", text, workers=len(rows), worker=name, free_bytes=int(ram[at]), need_bytes=need)
 
 
@@ -102,19 +100,17 @@ def _too_large(selector: PoolSelector, label: str, rows: Ints) -> Reason | None:
     head = f"the model needs {gib(v)}, one part of {label} is {gib(size)}"
     if parts is None:
         if ask.world:
-            text = f"{head}: the model's flags ask for {ask.world}, it takes {fewest}"
+            text = f"{head}: the model's flags ask for {ask.world}, but it needs {fewest}"
             return pool_reason("world", text, world=ask.world, **params)
         complaint = rules.divisors.complaint(fewest)
-        return pool_reason("not_divisible", f"{head}: {complaint}, nor does more of them serve", **params)
+        return pool_reason("not_divisible", f"{head}: {complaint}, and more of them do not help", **params)
     if not rules.distributed:
         text = f"{head}; distributed inference across workers is off for this model"
         if ask.world > 1:
             text += f", and its flags ask for {ask.world} parts"
         return pool_reason("part_too_small", text, **params)
     if parts > members:
-        text = (
-            f"{head}: {parts} parts are needed, one on each worker; {workers(members)} of the pool can serve"
-        )
+        text = f"{head}: {parts} parts needed, one per worker; {workers(members)} of the pool can give one"
         return pool_reason("too_few_workers", text, **params)
     return None
 
@@ -130,7 +126,7 @@ def _whole(selector: PoolSelector, label: str, best: int, params: dict[str, Any]
         text += f", of which {gib(best)} can be booked on one worker"
         params = params | {"bookable_bytes": best}
     if tp * size >= v and tp > ask.cards:
-        text += f"; a tensor-parallel size of {tp} would hold it on one worker"
+        text += f"; a tensor-parallel size of {tp} would make it fit on one worker"
         params = params | {"suggested_tp": tp}
     return pool_reason("cards_too_small", text, cards=ask.cards, **params)
 
@@ -150,14 +146,14 @@ def _in_use(selector: PoolSelector, label: str, rows: Ints) -> Reason:
         open_ = np.count_nonzero(selector.eligible(cards, rows), axis=1)
         at = int(np.argmax(open_))
         text = (
-            f"cards of {label} are in use: {fleet.row(int(rows[at])).name} has most untouched ones, "
-            f"{int(open_[at])}, needed {ask.cards} on one worker"
+            f"cards of {label} are in use: {fleet.row(int(rows[at])).name} has the most untouched ones, "
+            f"{int(open_[at])} of the {ask.cards} needed on one worker"
         )
         return pool_reason("in_use", text, untouched=int(open_[at]), **params)
     parts = selector.parts or 1
     open_workers = int(np.count_nonzero(selector.count[rows]))
-    text = f"cards of {label} are in use: {workers(open_workers)} of {len(rows)} can give a part of "
-    text += f"{gib(selector.pool.size)} now, needed {parts}"
+    text = f"cards of {label} are in use: {open_workers} of {workers(len(rows))} can give a part of "
+    text += f"{gib(selector.pool.size)} now; {parts} needed"
     if free[r, s] >= 0:
-        text += f"; the most is free on {name}, {gib(int(free[r, s]))}"
+        text += f"; {name} has the most free, {gib(int(free[r, s]))}"
     return pool_reason("in_use", text, open_workers=open_workers, parts=parts, **params)

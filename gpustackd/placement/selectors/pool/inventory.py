@@ -77,18 +77,19 @@ def problem(
     if found is None:
         others = pools.names_in(spec.cluster_id)
         if not others:
-            text = f"instance type {name!r} is not known: the model's cluster has no instance types at all"
+            text = f"unknown instance type {name!r}: the model's cluster has no instance types"
             return pool_reason("no_types", text, type=name, cluster_id=spec.cluster_id)
         text = f"the model's cluster has no instance type {name!r}; it has {some(others, SHOWN)}"
         return pool_reason("unknown_type", text, type=name, cluster_id=spec.cluster_id, known=others[:SHOWN])
     if not found.described:
-        return pool_reason("no_detail", f"instance type {name!r} has no detail yet", type=name)
+        return pool_reason("no_detail", f"the details of instance type {name!r} are not known yet", type=name)
     label = found.label[:80]
     if not found.manufacturer or not found.product:
-        text = f"instance type {name!r} is no kind of accelerator: it names no manufacturer and product"
+        text = f"instance type {name!r} is not an accelerator: it names no manufacturer and product"
         return pool_reason("no_accelerator", text, type=name, label=label)
     if not found.memory and not ask.profile:
-        return pool_reason("no_memory", f"{label} reports no card memory yet", type=name, label=label)
+        text = f"the card memory of {label} is not known yet"
+        return pool_reason("no_memory", text, type=name, label=label)
     if ask.profile and not size:
         offered = sorted(n for n, memory in found.profiles.items() if memory)
         text = f"{label} offers no partition {ask.profile[:60]!r}"
