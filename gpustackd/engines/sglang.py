@@ -57,6 +57,11 @@ def serving_flags(parameters: BackendParameters, hyper: HyperParameters) -> Serv
     )
 
 
+def splits_vision(parameters: BackendParameters) -> bool:
+    """Whether the vision tower is loaded, and split with the rest."""
+    return not parameters.flag("language-only")
+
+
 def fraction(parameters: BackendParameters) -> float | None:
     """The fraction that the flag gives; None where it gives none. Raises BadRow outside of (0, 1)."""
     given = parameters.number(FRACTION)

@@ -14,7 +14,8 @@ from gpustackd.domain.facts import ModelFacts
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.model_spec import ModelSpec, Source
 from gpustackd.domain.origin import FileOrigin, adapter_origins, draft_origin
-from gpustackd.engines.flags import BackendParameters, parse_flags
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.llama_cpp.flags import ExtraFiles, extra_files
 from gpustackd.errors import BadRow, ModelUnreadable
 from gpustackd.estimate.llama_cpp.classify import categories_of, not_a_model
 from gpustackd.estimate.llama_cpp.need import header_digest
@@ -22,11 +23,6 @@ from gpustackd.sources.access import SourceAccess
 from gpustackd.sources.contents import ModelFiles
 from gpustackd.sources.gguf_files import SUFFIX, GgufFiles, named
 from gpustackd.sources.local_files import PathAbsent
-
-PROJECTOR = ("mmproj", "mm")
-DRAFT = ("model-draft", "md", "spec-draft-model")
-ADAPTERS = ("lora", "lora-scaled", "control-vector", "control-vector-scaled")
-
 
 _READ_HERE = "the header of a GGUF file is read on this host: make the path readable here, or use a hub"
 
@@ -106,7 +102,7 @@ class _Companions:
         projector = draft = None
         if (wanted := self._projector(flags)) is not None:
             projector = await self._read("projector", wanted)
-        if (wanted := flags.text(*DRAFT) or draft_origin(self._spec)) is not None:
+        if (wanted := flags.draft or draft_origin(self._spec)) is not None:
             draft = await self._read("draft model", wanted)
             if draft is not None and (why := not_a_model(draft)) is not None:
                 self.warnings.append(f"draft model {wanted} is not counted: {why}")
@@ -121,28 +117,25 @@ class _Companions:
             adapters=tuple(a for a in adapters if a is not None),
         )
 
-    def _flags(self) -> BackendParameters:
+    def _flags(self) -> ExtraFiles:
         try:
-            return parse_flags(self._spec.backend_parameters)
+            return extra_files(parse_flags(self._spec.backend_parameters))
         except BadRow:  # the estimate refuses the row with this
-            return BackendParameters()
+            return ExtraFiles()
 
-    def _projector(self, flags: BackendParameters) -> str | FileOrigin | None:
+    def _projector(self, flags: ExtraFiles) -> str | FileOrigin | None:
         """The file that the flags name; else, of a hub's repository, the last one whose name says projector
         (the one that is downloaded)."""
-        if flags.flag("no-mmproj"):
+        if flags.no_projector:
             return None
-        if (wanted := flags.text(*PROJECTOR)) is not None:
-            return wanted
+        if flags.projector is not None:
+            return flags.projector
         if self._origin.source is Source.LOCAL_PATH:
             return None
         return max((n for n in self._files.sizes if _is_projector(n)), default=None)
 
-    def _adapters(self, flags: BackendParameters) -> Iterator[str | FileOrigin]:
-        for raw in flags.values(*ADAPTERS):
-            for part in raw.split(","):
-                path, colon, scale = part.rpartition(":")
-                yield path if colon and _is_number(scale) else part
+    def _adapters(self, flags: ExtraFiles) -> Iterator[str | FileOrigin]:
+        yield from flags.adapters
         yield from adapter_origins(self._spec)
 
     async def _read(self, what: str, wanted: str | FileOrigin) -> GgufFacts | None:
@@ -173,11 +166,3 @@ class _Companions:
 
 def _is_projector(name: str) -> bool:
     return name.endswith(SUFFIX) and "mmproj" in name.rpartition("/")[2]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

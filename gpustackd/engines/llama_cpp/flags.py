@@ -23,6 +23,8 @@ CACHE_RAM = 8192
 """MiB of RAM that llama-server may fill with cached prompts."""
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 MAX_SLOTS = 256
+IMAGE_SIDE = 1024
+"""Pixels of the side of an image where no flag says how many."""
 LARGEST = 2**31 - 1
 
 ENCODERS = frozenset({
@@ -94,6 +96,59 @@ class LlamaServing:
     def cells(self) -> int:
         """Cells over all streams."""
         return self.sequence_cells * self.streams
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraFiles:
+    """Files that flags name beside the model, as they are written there."""
+
+    projector: str | None = None
+    no_projector: bool = False
+    draft: str | None = None
+    adapters: tuple[str, ...] = ()
+
+
+def extra_files(flags: BackendParameters) -> ExtraFiles:
+    """Projector, draft model and adapters; an adapter's scale (`path:scale`) is left out."""
+    listed = flags.values("lora", "lora-scaled", "control-vector", "control-vector-scaled")
+    return ExtraFiles(
+        projector=flags.text("mmproj", "mm"),
+        no_projector=flags.flag("no-mmproj"),
+        draft=flags.text("model-draft", "md", "spec-draft-model"),
+        adapters=tuple(_without_scale(part) for raw in listed for part in raw.split(",")),
+    )
+
+
+def _without_scale(adapter: str) -> str:
+    path, colon, scale = adapter.rpartition(":")
+    try:
+        float(scale)
+    except ValueError:
+        return adapter
+    return path if colon else adapter
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFlags:
+    """How stable-diffusion.cpp makes images. Pixels, and images of one batch."""
+
+    width: int
+    height: int
+    batch: int
+    flash_attention: bool
+    tiled: bool
+    """The autoencoder works tile by tile, of 512 x 512 pixels."""
+
+
+def image_flags(flags: BackendParameters) -> ImageFlags:
+    """Read the flags. Raise BadRow for what is no number."""
+    return ImageFlags(
+        width=flags.integer("image-width", "width", "image-max-width") or IMAGE_SIDE,
+        height=flags.integer("image-height", "height", "image-max-height") or IMAGE_SIDE,
+        batch=flags.integer("image-batch-count", "batch-count", "image-max-batch") or 1,
+        flash_attention=flags.flag("diffusion-fa", "flash-attention", "flash-attn", "fa"),
+        tiled=not flags.flag("image-no-autoencoder-tiling", "image-no-vae-tiling"),
+    )
 
 
 def serving_of(facts: GgufFacts, flags: BackendParameters) -> LlamaServing:

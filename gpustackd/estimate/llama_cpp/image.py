@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from gpustackd.domain.gguf_facts import GgufFacts
 from gpustackd.domain.gguf_levels import Level
 from gpustackd.engines.flags import BackendParameters
+from gpustackd.engines.llama_cpp.flags import image_flags
 from gpustackd.estimate.llama_cpp.division import MIB, Allowance, DeviceShare, Division, HostShare, level_of
 
-SIDE = 1024
 _CONDITIONERS = ("cond_stage_model.", "conditioner.", "text_encoders.", "text_model.", "te.")
 _AUTOENCODER = ("first_stage_model.", "vae.", "decoder.", "encoder.")
 _DIFFUSION = {
@@ -38,10 +38,9 @@ class ImageSizes:
         self, facts: GgufFacts, flags: BackendParameters, allowance: Allowance | None = None
     ) -> None:
         self._facts = facts
-        self._flags = flags
+        self._asked = image_flags(flags)
         self._allowance = allowance or Allowance()
-        self._width = flags.integer("image-width", "width", "image-max-width") or SIDE
-        self._height = flags.integer("image-height", "height", "image-max-height") or SIDE
+        self._pixels = self._asked.width * self._asked.height
 
     @property
     def total_layers(self) -> int:
@@ -107,9 +106,9 @@ class ImageSizes:
             else:
                 diffusion += tensor.size
         kind = self._kind()
-        pixels = self._width * self._height
+        pixels = self._pixels
         plain, fused = _DIFFUSION[kind]
-        if fused is not None and self._flags.flag("diffusion-fa", "flash-attention", "flash-attn", "fa"):
+        if fused is not None and self._asked.flash_attention:
             compute = fused[0] + fused[1] * pixels
         else:
             compute = plain[0] + plain[1] * pixels + plain[2] * pixels**2
@@ -120,8 +119,7 @@ class ImageSizes:
         )
 
     def _autoencoding(self) -> int:
-        tiled = not self._flags.flag("image-no-autoencoder-tiling", "image-no-vae-tiling")
-        pixels = min(self._width * self._height, 512**2) if tiled else self._width * self._height
+        pixels = min(self._pixels, 512**2) if self._asked.tiled else self._pixels
         first = next(
             (t.shape for t in self._facts.tensors if t.name.endswith("decoder.conv_in.weight")),
             (3, 3, 4, 512),
@@ -129,9 +127,8 @@ class ImageSizes:
         return 100 * MIB + 13 * pixels * max(first[0], first[-1])
 
     def _output(self) -> int:
-        batch = self._flags.integer("image-batch-count", "batch-count", "image-max-batch") or 1
         channels = 16 if self._kind() in {"flux", "sd3"} else 4
-        return batch * (128 * MIB + 12 * self._width * self._height * channels)
+        return self._asked.batch * (128 * MIB + 12 * self._pixels * channels)
 
     def _kind(self) -> str:
         names = [t.name for t in self._facts.tensors]

@@ -59,7 +59,7 @@ def sglang_rules(demand: Demand) -> ResourceRules:
     spec, hyper = demand.spec, demand.facts.hyper
     parameters = parse_flags(spec.backend_parameters)
     count, fixed = gpu_count(spec, sglang.world_size(parameters))
-    divides = divisors(demand, vision=not parameters.flag("language-only"))
+    divides = divisors(demand, vision=sglang.splits_vision(parameters))
     sglang.check(parameters, (hyper.num_attention_heads or 0) if hyper else 0)
     check_split(divides, sglang.TP[0], positive(parameters, sglang.TP))
     image = IMAGE in demand.categories

@@ -127,7 +127,7 @@ def _splits_vision(demand: Demand, backend: Engine) -> bool:
     parameters = parse_flags(demand.spec.backend_parameters)
     if backend is Engine.VLLM:
         return vllm.splits_vision(demand, parameters)
-    return backend is Engine.SGLANG and not parameters.flag("language-only")
+    return backend is Engine.SGLANG and sglang.splits_vision(parameters)
 
 
 def _check_tp(demand: Demand, backend: Engine, divides: Divisors) -> None:

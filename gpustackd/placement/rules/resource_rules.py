@@ -165,11 +165,11 @@ class ResourceRules:
         """Bytes booked on one card of `total` bytes where `count` cards share the model."""
         if self.claim_policy is ClaimPolicy.EACH:
             return self.vram
-        u = self.memory_fraction(gpu_type)
+        fraction = self.memory_fraction(gpu_type)
         if self.claim_policy is ClaimPolicy.SHARE:
-            return int(total * u)
+            return int(total * fraction)
         part = -(-self.vram // count)
-        return max(part, int(total * u)) if self.claim_policy is ClaimPolicy.AT_LEAST else part
+        return max(part, int(total * fraction)) if self.claim_policy is ClaimPolicy.AT_LEAST else part
 
     def ram_claim(self, vram: int) -> int:
         """RAM to book on a worker where `vram` is booked."""

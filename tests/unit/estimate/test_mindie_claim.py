@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from gpustackd.engines.flags import parse_flags
+from gpustackd.engines.parallelism import Parallel
+from gpustackd.engines.registry import parallel_of
 from gpustackd.errors import BadRow
 from gpustackd.estimate.claim import GIB, MIB
 from gpustackd.estimate.mindie import mindie_claim
@@ -119,8 +122,34 @@ def test_an_unknown_size_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--max-seq-len=0", "--max-batch-size=-1", "--cpu-mem-size=-1", "--max-seq-len=x"]
+    "flag",
+    [
+        "--max-seq-len=0",
+        "--max-batch-size=-1",
+        "--max-batch-size=5001",
+        "--cpu-mem-size=-1",
+        "--max-seq-len=x",
+    ],
 )
 def test_figures_that_cannot_be_are_named(flag: str) -> None:
     with pytest.raises(BadRow, match=flag.partition("=")[0]):
         claim(SEVEN_B, 0, flag)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        ([], Parallel()),
+        (["--tp=4"], Parallel(4, 1, 4)),
+        (["--pp=2", "--tp=8"], Parallel(8, 2, 16)),
+        (["--dp=4", "--tp=2"], Parallel(2, 1, 8)),
+        (["--moe-ep=8", "--moe-tp=2"], Parallel(2, 1, 16)),
+    ],
+)
+def test_a_model_is_divided_by_the_sizes_that_the_search_derives(flags: list[str], sizes: Parallel) -> None:
+    assert parallel_of("MindIE", parse_flags(flags)) == sizes
+
+
+def test_sizes_that_contradict_each_other_are_refused_in_an_estimate_too() -> None:
+    with pytest.raises(BadRow, match="exclude each other"):
+        parallel_of("MindIE", parse_flags(["--pp=2", "--dp=2"]))
