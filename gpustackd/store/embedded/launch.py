@@ -1,9 +1,9 @@
-"""Becomes a PostgreSQL program, as the right user and tied to its parent's life: a script, never imported.
+"""Becomes a PostgreSQL program, as the right user and ending with its parent: a script, never imported.
 
 `python -I -S launch.py '{"parent": pid, "identity": {…}, "signal": n}' PROGRAM ARGUMENTS…`
 
-A script of its own rather than code between fork and exec: the parent has threads, and whatever they held at
-the fork stays held. Single-threaded as it is, it may also enter a user namespace. Standard library only.
+It is a script rather than code between fork and exec: the parent has threads, and locks that they hold at the
+fork stay locked. Being single-threaded, it may also enter a user namespace. Standard library only.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def libc_call(name: str, *arguments: object) -> None:
 
 
 def enter_namespace(uid: int, gid: int) -> None:
-    """Be `uid` to ourselves and who we are to every file: no user is made, no mode is changed."""
+    """Map this process to `uid` in a new user namespace; files still see its real user."""
     outer_uid, outer_gid = os.geteuid(), os.getegid()
     libc_call("unshare", CLONE_NEWUSER)
     for name, text in (
@@ -41,7 +41,7 @@ def enter_namespace(uid: int, gid: int) -> None:
 
 
 def become(uid: int, gid: int, reach: bool) -> None:
-    """Give up root for another user; with `reach` keep the one right that passes folders closed to others."""
+    """Change from root to another user; with `reach`, keep the capability to pass closed folders."""
     if reach:
         try:  # else access(2), by which initdb looks for postgres, leaves the right out of account
             libc_call("prctl", PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
@@ -70,10 +70,10 @@ def main() -> None:
             raise SystemExit(REFUSED) from None
     elif identity["way"] == "user":
         become(identity["uid"], identity["gid"], identity["reach"])
-    # Only now: the kernel forgets the wish whenever credentials change.
+    # Only now: the kernel resets it whenever credentials change.
     if order["signal"] and sys.platform == "linux":
         libc_call("prctl", PR_SET_PDEATHSIG, order["signal"], 0, 0, 0)
-        if os.getppid() != order["parent"]:  # it died before we could say so
+        if os.getppid() != order["parent"]:  # it died before the signal was set
             raise SystemExit(1)
     # Signals that the parent ignores would stay ignored through exec.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE):

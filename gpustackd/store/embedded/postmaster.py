@@ -1,4 +1,4 @@
-"""The running server as a process: begun, awaited, halted; and the one that a killed parent may have left."""
+"""The server as a process: start, wait, halt; and one that a killed parent may have left behind."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ POLL = 0.02
 
 
 class Postmaster:
-    """A postgres process, a child of ours for all its life."""
+    """A postgres process, a child of this process throughout."""
 
     def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
         self._command = command
@@ -25,8 +25,8 @@ class Postmaster:
         self._ended = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._failure: OSError | None = None
-        # The kernel's death signal tells of the thread that forked, not of the process: a pool's thread that
-        # retires would take the server with it. This one lives exactly as long as the server.
+        # The kernel's death signal follows the thread that forked, not the process: a pool's thread that ends
+        # would end the server. This thread lives exactly as long as the server.
         threading.Thread(target=self._keep, name="postmaster", daemon=True).start()
         self._begun.wait()
         if self._failure is not None:
@@ -35,7 +35,7 @@ class Postmaster:
     def _keep(self) -> None:
         try:
             with os.fdopen(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
-                # A session of its own: the terminal's Ctrl-C is for us, who stop it when we are done with it.
+                # A session of its own: Ctrl-C in the terminal is for this process, which stops the server.
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ class Postmaster:
     def wait_until_ready(self, data: Path, timeout: float, report: Callable[[str], None]) -> None:
         """Wait until it takes connections, as pg_ctl does: by the last line of its pid file."""
         assert self._process is not None
-        started, told = time.monotonic(), 2.0
+        started, next_report = time.monotonic(), 2.0
         while True:
             lines = pid_file(data)
             if len(lines) >= 8 and lines[0] == str(self._process.pid) and lines[7] == "ready":
@@ -72,8 +72,8 @@ class Postmaster:
                     f"PostgreSQL on {data} is not ready after {timeout:.0f} s: {last_words(self._log)}",
                     f"is the machine very busy? its log is {self._log}",
                 )
-            if waited > told:
-                told += 5.0
+            if waited > next_report:
+                next_report += 5.0
                 report(f"waiting for PostgreSQL on {data} to start ({waited:.0f} of {timeout:.0f} s)")
             time.sleep(POLL)
 
@@ -107,7 +107,7 @@ def postmaster_of(data: Path) -> int | None:
         return None
     except PermissionError:
         pass
-    # The number may have gone to another process meanwhile; the working folder tells, where it can be seen.
+    # The pid may belong to another process by now; its working folder tells, if it can be read.
     try:
         return pid if Path(f"/proc/{pid}/cwd").samefile(data) else None
     except FileNotFoundError:
@@ -117,23 +117,23 @@ def postmaster_of(data: Path) -> int | None:
 
 
 def await_predecessor(data: Path, patience: float, report: Callable[[str], None]) -> int | None:
-    """Wait for a server that is shutting down because its parent died; the pid of one that does not."""
-    started, told = time.monotonic(), 1.0
+    """Wait for a server that shuts down because its parent died; its pid if it does not end in time."""
+    started, next_report = time.monotonic(), 1.0
     while (pid := postmaster_of(data)) is not None:
         waited = time.monotonic() - started
         if waited > patience:
             return pid
-        if waited > told:
-            told += 5.0
+        if waited > next_report:
+            next_report += 5.0
             report(f"waiting for an earlier PostgreSQL on {data} to end (process {pid})")
         time.sleep(POLL)
     return None
 
 
 def end_orphans(data: Path, patience: float = 10.0) -> None:
-    """End what a killed postmaster left: a backend busy with a query does not notice, and no other may start.
+    """End backends that a killed postmaster left: a busy one does not notice, and no new server may start.
 
-    Only for a folder that is ours and has no postmaster.
+    Only for a folder that this process has locked and that has no postmaster.
     """
     deadline = time.monotonic() + patience
     while (orphans := _backends_of(data)) and time.monotonic() < deadline:
@@ -153,8 +153,8 @@ def _backends_of(data: Path) -> list[int]:
 
 
 def last_words(log: Path) -> str:
-    """What the log ends with, on one line."""
+    """The last lines of the log, as one line."""
     try:
-        return " / ".join(log.read_text(errors="replace").strip().splitlines()[-4:]) or "it said nothing"
+        return " / ".join(log.read_text(errors="replace").strip().splitlines()[-4:]) or "its log is empty"
     except OSError:
-        return "it left no log"
+        return "it wrote no log"

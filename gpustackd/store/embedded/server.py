@@ -33,7 +33,7 @@ _ANOTHER_FOLDER = "make room there, or name another folder: run --embedded DIR"
 
 
 class AlreadyRunning(EmbeddedPostgresFailed):
-    """Another process serves this folder; `pid` is its postmaster if it is known."""
+    """Another process serves this folder; `pid` is its postmaster if known."""
 
     def __init__(self, folder: Path, pid: int | None) -> None:
         which = f" (process {pid})" if pid else ""
@@ -45,7 +45,7 @@ class AlreadyRunning(EmbeddedPostgresFailed):
 
 
 class EmbeddedPostgres:
-    """A PostgreSQL server whose data live in `folder` and which lives no longer than this process.
+    """A PostgreSQL server with its data in `folder`, which ends with this process.
 
     `with EmbeddedPostgres(folder) as server: … server.url()`, `async with` alike, or `start()` and `stop()`.
     Reached only through a socket in a folder that only this user may enter. Started again on the same folder,
@@ -85,26 +85,29 @@ class EmbeddedPostgres:
         return self._short_sockets
 
     def url(self, database: str = USER) -> str:
-        """A libpq-style URL through the socket. It needs no password: nobody else can get at the socket."""
+        """A libpq-style URL through the socket, without a password: nobody else can reach the socket."""
         place = urlencode({"host": str(self.sockets), "port": PORT}, safe="/")
         return f"postgresql://{USER}@/{quote(database)}?{place}"
 
     def psql(self, database: str = USER) -> str:
-        """The command with which a person connects."""
+        """The command that opens a client."""
         return f"{self.binaries.psql or 'psql'} '{self.url(database)}'"
 
     @property
     def pid(self) -> int | None:
-        """The server's process while it runs."""
+        """The server's pid; None while it does not run."""
         return self._postmaster.pid if self._postmaster is not None else None
 
     # --- its life -----------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start it and wait until it takes connections; a new folder is initialised first."""
+        """Start the server and wait until it accepts connections; a new folder is initialised first.
+
+        Raises EmbeddedPostgresFailed.
+        """
         if self.pid is not None:
             return self
-        self._halt(signal.SIGQUIT)  # lets go of one that died by itself
+        self._halt(signal.SIGQUIT)  # releases one that died by itself
         self._take_folder()
         try:
             identity = choose(self.data, self.binaries.postgres)
@@ -121,7 +124,7 @@ class EmbeddedPostgres:
         return self
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """Stop it, as a fast shutdown: clients are sent away, data are written, no recovery is needed."""
+        """Stop the server by a fast shutdown: connections are closed and data written."""
         self._halt(how)
         if self._short_sockets is not None:
             shutil.rmtree(self._short_sockets, ignore_errors=True)
@@ -158,7 +161,7 @@ class EmbeddedPostgres:
     # --- steps of a start ---------------------------------------------------------------------------------
 
     def _take_folder(self) -> None:
-        """Make the folder ours alone for as long as we live; the kernel gives it back if we are killed."""
+        """Lock the folder for this process; the kernel releases the lock if the process is killed."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("w")
@@ -174,7 +177,7 @@ class EmbeddedPostgres:
         self._lock = lock
 
     def _initialise(self, identity: ServerUser) -> None:
-        """initdb, in a folder beside the final one: a start that was cut short leaves nothing half made."""
+        """initdb in a folder beside the final one, so that an interrupted start leaves nothing incomplete."""
         self._report(f"initialising PostgreSQL in {self.folder}")
         draft = self.folder / "data.new"
         for path in (draft, self.data):  # a data folder without PG_VERSION holds no data
@@ -187,7 +190,7 @@ class EmbeddedPostgres:
                 f"{self.folder} cannot be written to: {error.strerror or error}", _ANOTHER_FOLDER
             ) from error
         finally:
-            shutil.rmtree(draft, ignore_errors=True)  # what is half made takes no room
+            shutil.rmtree(draft, ignore_errors=True)  # an incomplete folder takes no space
 
     def _make(self, identity: ServerUser, draft: Path) -> None:
         draft.mkdir(mode=0o700)
@@ -221,7 +224,7 @@ class EmbeddedPostgres:
             **self.settings,
         }
         arguments = [f"-c{name}={_text(value)}" for name, value in settings.items()]
-        # SIGINT when we die: a fast shutdown, so that even a killed parent leaves clean data
+        # SIGINT when this process dies: a fast shutdown, so that even a killed parent leaves clean data
         command = identity.command(
             self.binaries.postgres, "-D", str(self.data), *arguments, death_signal=signal.SIGINT
         )
@@ -243,5 +246,5 @@ def _text(value: Setting) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what would lead PostgreSQL's programs elsewhere."""
+    """This process's environment without PG* variables, which would redirect PostgreSQL's programs."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
