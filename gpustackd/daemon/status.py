@@ -18,9 +18,9 @@ DEAF_RESCAN_EVERY = 10.0
 @dataclass(slots=True)
 class DaemonStatus:
     """One per process; each field has one writer: the decide loop (`last_beat`), the database check
-    (`health`), the supervisor (`problem`, `stopping`), the listener (`hearing`)."""
+    (`health`), the supervisor (`problem`, `stopping`), the listener (`listener`)."""
 
-    hearing: ListenerStatus
+    listener: ListenerStatus
     last_beat: float = field(default_factory=monotonic)
     health: DatabaseHealth | None = None
     problem: str = "starting"
@@ -45,7 +45,7 @@ class DaemonStatus:
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Whether `/readyz` says yes, and why."""
-        health, listening = self.health, self.hearing.listening
+        health, listening = self.health, self.listener.listening
         ready = health is not None and not self.problem and not self.stopping
         return ready, {
             "database": "ok" if health is not None else self.problem,

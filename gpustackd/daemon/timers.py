@@ -55,7 +55,7 @@ class Timers:
             scheduler.shutdown(wait=False)
 
     def _rescan_when_deaf(self) -> None:
-        if not self._status.hearing.listening:
+        if not self._status.listener.listening:
             self._rescan()
 
     async def _prune_records(self) -> None:

@@ -200,13 +200,13 @@ class Reporter:
         self.metrics.leases_expired(len(ids))
         self.log.warning("lease.expired", count=len(ids), instance_ids=list(ids[:_IDS_SHOWN]))
 
-    def listening(self, hearing: ListenerStatus) -> None:
+    def listening(self, listener: ListenerStatus) -> None:
         """The connection that hears notifications changed its state."""
-        self.metrics.listening(hearing.listening)
-        level, name = ("info", "listen.started") if hearing.listening else ("warning", "listen.lost")
-        if hearing.deaf:
+        self.metrics.listening(listener.listening)
+        level, name = ("info", "listen.started") if listener.listening else ("warning", "listen.lost")
+        if listener.deaf:
             name = "listen.deaf"
-        self.event(level, name, reconnects=hearing.reconnects)
+        self.event(level, name, reconnects=listener.reconnects)
 
     def page_failed(self, path: str, error: Exception) -> None:
         """A request to the HTTP surface failed inside."""

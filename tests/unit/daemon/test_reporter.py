@@ -19,7 +19,7 @@ from gpustackd.errors import ModelUnreadable
 from gpustackd.observe.logging import start_logging
 from gpustackd.observe.metrics import Metrics, exposition
 from gpustackd.store.memory.store import MemoryStore
-from gpustackd.store.postgres.listen import Hearing
+from gpustackd.store.postgres.listen import ListenerStatus
 
 pytestmark = pytest.mark.anyio
 
@@ -62,10 +62,10 @@ def test_a_full_queue_is_counted_each_time_and_logged_once_in_a_while(desk: Desk
 
 
 def test_a_deaf_connection_is_told_from_a_lost_one(desk: Desk) -> None:
-    desk.reporter.listening(Hearing(listening=True))
+    desk.reporter.listening(ListenerStatus(listening=True))
     assert desk.counted("gpustackd_listening") == 1
-    desk.reporter.listening(Hearing(listening=False, deaf=True))
-    desk.reporter.listening(Hearing(listening=False))
+    desk.reporter.listening(ListenerStatus(listening=False, deaf=True))
+    desk.reporter.listening(ListenerStatus(listening=False))
     assert desk.counted("gpustackd_listening") == 0
     assert [line["event"] for line in desk.lines()] == ["listen.started", "listen.deaf", "listen.lost"]
 
@@ -89,7 +89,7 @@ async def test_a_model_that_cannot_be_read_is_counted_each_time_and_logged_for_e
     desk: Desk,
 ) -> None:
     store, reader, now = MemoryStore(), Unreadable(), [0.0]
-    model = store.insert("models", name="m", source="local_path", local_path="/models/m")
+    model = store.database.insert("models", name="m", source="local_path", local_path="/models/m")
     feed = FleetFeed(store)
     probe = PathProbe(None, FileLocations(store, feed), None, lambda: now[0])
     catalog = ModelCatalog(store, reader, probe, desk.reporter, lambda: now[0])

@@ -116,8 +116,8 @@ async def test_instances_whose_claim_the_database_delays_are_tried_again_soon(cl
     now = 0.0
     store, work, reporter = Busy(claims), WorkState(), Silent()
     queue = InstanceQueue(lambda: now)
-    model = store.insert("models", name="m")
-    ours = store.insert("model_instances", name="i", model_id=model)
+    model = store.database.insert("models", name="m")
+    ours = store.database.insert("model_instances", name="i", model_id=model)
     for instance in (ours, 77):
         queue.put(instance, 0, 0.0, model_id=model)
     queue.take_nowait(2)
