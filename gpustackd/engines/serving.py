@@ -1,4 +1,4 @@
-"""How an engine is told to serve: lengths, batch, cache type, as far as memory depends on them."""
+"""Lengths, batch and cache type that an engine serves with: what memory depends on."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def overridden_architectures(parameters: BackendParameters) -> tuple[str, ...] |
 
 
 def executor(demand: Demand, parameters: BackendParameters) -> str:
-    """`mp` or `ray`: who brings the ranks up on several workers."""
+    """`mp` or `ray`: what starts the ranks on several workers."""
     given = parameters.text("distributed-executor-backend")
     if given is not None:
         return "mp" if given == "mp" else "ray"

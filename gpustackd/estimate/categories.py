@@ -26,7 +26,7 @@ TEXT_TO_SPEECH = "text_to_speech"
 UNKNOWN = "unknown"
 
 BUILT_IN = ("vLLM", "SGLang", "MindIE", "VoxBox")
-"""Engines whose models are checked; `Custom` and any other name are a person's own business."""
+"""Engines whose models are checked against the tables; `Custom` and any other name are not."""
 
 _ORDER = (
     ("embedding", EMBEDDING), ("reranker", RERANKER), ("speech_to_text", SPEECH_TO_TEXT),
@@ -96,7 +96,7 @@ def is_omni(spec: ModelSpec, categories: Iterable[str]) -> bool:
 
 
 def is_pinned(spec: ModelSpec) -> bool:
-    """A version or an image of a person's choice: what the tables say need not hold for it."""
+    """Whether the row names a version or an image: the tables need not hold for it."""
     return bool(spec.backend_version or spec.image_name)
 
 

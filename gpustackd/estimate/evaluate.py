@@ -1,4 +1,4 @@
-"""Before scheduling: what the files of a model say about its row, and what speaks against it."""
+"""Before scheduling: what the files of a model say about its row, and why it may not run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def evaluate(
     *,
     needs_remote_code: bool | None = None,
 ) -> Evaluation:
-    """Judge one model. `facts` None with `error` = its configuration could not be read;
+    """Check one model. `facts` None with `error` = its configuration could not be read;
     `needs_remote_code` = its configuration class is code of its repository (None = judge by what the
     configuration says). Never raises."""
     if spec.is_gguf:
@@ -112,7 +112,7 @@ def overridden_architectures(spec: ModelSpec) -> tuple[str, ...] | None:
 
 
 def may_skip_check(spec: ModelSpec) -> bool:
-    """Engines and versions of a person's own choice are not held against the tables."""
+    """Whether the tables do not apply: the user chose engine, version, image or tokenizer mode."""
     backend = spec.effective_backend
     if backend not in kinds.BUILT_IN or kinds.is_pinned(spec):
         return True

@@ -33,7 +33,12 @@ class MindieClaim:
 
 
 def mindie_claim(spec: ModelSpec, facts: ModelFacts) -> MindieClaim:
-    """VRAM over all NPUs and RAM per worker."""
+    """Bytes of VRAM over all NPUs, and of RAM per worker. Raise BadRow for a parameter out of its limits.
+
+    VRAM is the footprint (3 GiB, or `RESERVED_MEMORY_GB`), weights and adapters, the cache of one sequence,
+    `heads * head_dim * layers * max_seq_len * element bytes`, and computation, the same for
+    `max_batch_size * cache_block_size` tokens. An amount set in the model's env takes the place of all.
+    """
     forced, warnings = override(spec.env)
     if forced:
         ram, more = override(spec.env, RAM_CLAIM)

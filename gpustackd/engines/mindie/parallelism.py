@@ -39,7 +39,7 @@ class Ranks:
 
 
 def ranks(sizes: Mapping[str, int]) -> Ranks:
-    """Derive what was not given, then hold all against each other.
+    """Derive what was not given, then check all sizes against each other.
 
     `sizes` by the keys of `PARALLEL`, -1 = not given, pp 1. Raises BadRow where they contradict each other.
     """

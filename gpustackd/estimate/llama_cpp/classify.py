@@ -49,7 +49,7 @@ def ranks(facts: GgufFacts) -> bool:
 
 
 def categories_of(facts: GgufFacts) -> tuple[str, ...]:
-    """The one category that the file speaks for."""
+    """The one category of the file."""
     if ranks(facts):
         return (RERANKER,)
     if answers_with_vectors(facts):

@@ -26,7 +26,7 @@ def extras(facts: GgufFacts, serving: LlamaServing) -> tuple[int, int]:
 
 
 def projector_bytes(facts: GgufFacts, *, flash: bool) -> int:
-    """A projector with its buffers: weights, one image (or half a minute of sound) on its way through."""
+    """A projector with its buffers: weights, and what one image (or 30 s of sound) takes in the encoder."""
     size = tensor_bytes(facts)
     if facts.values.get("clip.has_vision_encoder") or _number(facts, "clip.vision.embedding_length"):
         size += _encoder(facts, "clip.vision", _patches(facts), 3 * _side(facts) ** 2, flash=flash)
