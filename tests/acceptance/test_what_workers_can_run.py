@@ -215,7 +215,7 @@ async def test_six_causes_are_told_and_each_falls_silent_when_it_is_gone(site: S
         for words in (
             *CAUSES.values(),
             "not enough free GPU memory on 1 worker",
-            "8.00 GiB free",
+            "8.00 GiB of 8.00 GiB",
             "20.00 GiB",
         ):
             assert words in row["state_message"]
