@@ -266,13 +266,11 @@ class RecoveryReporter:
 
     def _report_outage(self, halted: bool, down: int, watched: float) -> None:
         if halted and not self._halted_by_outage:
-            self._reporter.event(
-                "warning",
-                "eviction.halted",
-                reason=f"workers have been watched without a gap for only {watched:.0f} s; none is given up"
-                f" before {self._timeouts.reschedule:.0f} s",
-                workers_down=down,
+            reason = (
+                f"workers have been watched without a gap for only {watched:.0f} s; none is given up"
+                f" before {self._timeouts.reschedule:.0f} s"
             )
+            self._reporter.event("warning", "eviction.halted", reason=reason, workers_down=down)
         self._halted_by_outage = halted
 
     def _report_mass_loss(self, census: WorkerSweep) -> None:
@@ -280,13 +278,11 @@ class RecoveryReporter:
         for doubt in census.outages:
             if (doubt.cluster or "") not in self._halted_clusters:
                 cluster = f"cluster {doubt.cluster}" if doubt.cluster else "no cluster"
-                self._reporter.event(
-                    "error",
-                    "eviction.halted",
-                    reason=f"{doubt.down} of {doubt.of} workers of {cluster} are down at once; more likely"
-                    " the view of them is wrong, so nothing is evicted there",
-                    workers_down=doubt.down,
+                reason = (
+                    f"{doubt.down} of {doubt.of} workers of {cluster} are down at once; more likely the"
+                    " view of them is wrong, so nothing is evicted there"
                 )
+                self._reporter.event("error", "eviction.halted", reason=reason, workers_down=doubt.down)
         for name in self._halted_clusters - clusters:
             self._reporter.event("info", "eviction.resumed", cluster=name or None)
         self._halted_clusters = clusters
