@@ -35,6 +35,7 @@ class AssumedPlacement:
 
     @classmethod
     def of(cls, placement: Placement, instance_id: int, model_id: int, backend: str) -> AssumedPlacement:
+        """From a placement of one instance."""
         return cls(
             tuple(bookings(placement, instance_id, model_id, backend)),
             frozenset(p.worker_id for p in placement.parts if worker_booking(p) is not None),

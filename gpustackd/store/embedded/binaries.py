@@ -23,10 +23,12 @@ class Binaries:
 
     @property
     def postgres(self) -> Path:
+        """The server."""
         return self.folder / "postgres"
 
     @property
     def initdb(self) -> Path:
+        """The program that creates a data folder."""
         return self.folder / "initdb"
 
     @property

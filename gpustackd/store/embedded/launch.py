@@ -21,6 +21,7 @@ REFUSED = 121  # exit status: the namespace is refused on this system
 
 
 def libc_call(name: str, *arguments: object) -> None:
+    """Call a function of the C library. Raises OSError where it does not return 0."""
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*arguments) != 0:
         code = ctypes.get_errno()
@@ -59,6 +60,7 @@ def become(uid: int, gid: int, reach: bool) -> None:
 
 
 def main() -> None:
+    """Change to the user and signal that the first argument asks for, then become the program."""
     order = json.loads(sys.argv[1])
     program = sys.argv[2:]
     identity = order["identity"]

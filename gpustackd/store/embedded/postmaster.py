@@ -54,6 +54,7 @@ class Postmaster:
 
     @property
     def pid(self) -> int | None:
+        """The pid; None once it has ended."""
         return self._process.pid if self._process is not None and not self._ended.is_set() else None
 
     def wait_until_ready(self, data: Path, timeout: float, report: Callable[[str], None]) -> None:

@@ -123,6 +123,7 @@ class ModelRow:
 
     @property
     def priority(self) -> int:
+        """Priority of its instances that name none."""
         return int(self.columns.get("priority") or 0)
 
 
