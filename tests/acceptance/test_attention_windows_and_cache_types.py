@@ -101,5 +101,5 @@ async def test_what_is_booked_is_what_was_sized_and_says_for_what(
         }  # fmt: skip
         (refused,) = await site.refused(await site.instances(full), timeout=within(5))
         assert "61.40 GiB" in refused["state_message"]
-        assert "23.00 GiB free" in refused["state_message"], "what the other one holds is not free"
+        assert "23.00 GiB" in refused["state_message"], "what the other one holds is not free"
     assert await record.broken() == []

@@ -75,7 +75,7 @@ class EditModel:
     text: str = ""
     cost: float = 3.0
     family: str = ""
-    """What it turns at: of several edits of one family the least is enough."""
+    """What it edits: of several edits of one family the smallest is enough."""
     less_memory: bool = False
     """Whether it gives the engine less memory than it has now: then one longest sequence must still fit."""
     kind: ChangeKind = ChangeKind.EDIT_MODEL

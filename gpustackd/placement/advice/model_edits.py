@@ -31,7 +31,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 GGUF_CONTEXT = 8192
 """Tokens that a GGUF model is served with where no flag says it."""
 SHORTEST = 2048
-"""Tokens: nobody is told to serve less."""
+"""Tokens: no shorter context is suggested."""
 
 PARALLEL: Mapping[Engine, tuple[str, ...]] = {
     Engine.VLLM: vllm.TP,

@@ -1,4 +1,4 @@
-"""The least changes that would make a waiting instance fit: ideas of every kind, decided with, ranked."""
+"""The smallest changes that would make a waiting instance fit: ideas of every kind, each checked, ranked."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OF_A_KIND: Mapping[ChangeKind, int] = {
     ChangeKind.ADD_GPU: 2,
     ChangeKind.ADD_WORKER: 1,
 }
-"""Alternatives of one kind; of a family of edits the least is told."""
+"""Alternatives of one kind; of a family of edits only the smallest is suggested."""
 CHEAP = 5.0
 """With a suggestion below this cost nobody looks for two changes at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A change that was decided with, and where the instance would then go."""
+    """A change that was checked by a decision, and where the instance would then go."""
 
     change: Change
     placed: Placed
@@ -60,7 +60,7 @@ class Advice:
 
 @dataclass(slots=True)
 class _Found:
-    """Ideas that worked, with as many of a kind as are told."""
+    """Ideas that worked, with as many of a kind as are suggested."""
 
     trials: Trials
     kept: list[Suggestion] = field(default_factory=list)
@@ -105,7 +105,7 @@ def advise(case: TrialCase, holders: Mapping[int, Holder], priority: int = 0) ->
 
 
 def _families(editor: Editor, search: Search | None) -> Iterator[list[EditModel]]:
-    """Edits that turn at the same thing, the least first."""
+    """Edits of the same thing, the smallest first."""
     ideas = [*editor.parallel(), *editor.length(), *editor.offload(), *editor.selectors()]
     if search is not None:
         ideas += shares(search, editor)
