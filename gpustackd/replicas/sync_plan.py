@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from gpustackd.domain.lifecycle import WorkerState
+from gpustackd.errors import BadRow
 from gpustackd.replicas.replica import Replica
 
 MAX_REPLICAS = 100_000
@@ -55,6 +57,26 @@ class SyncPlan:
     def is_empty(self) -> bool:
         """Whether the number is right already."""
         return not (self.add or self.delete or self.drain or self.undrain)
+
+
+def role_numbers(value: Any) -> dict[str, int]:
+    """Read `models.roles`: role name -> number of members; empty for a model without roles. Raises BadRow."""
+    if value is None or value == []:
+        return {}
+    if not isinstance(value, list):
+        raise BadRow("roles", "must be a list of roles")
+    numbers: dict[str, int] = {}
+    for n, role in enumerate(value):
+        name = role.get("name") if isinstance(role, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise BadRow(f"roles[{n}].name", "is missing")
+        number = role.get("replicas", 1)
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise BadRow(f"roles[{n}].replicas", f"must be a whole number (it is {number!r})")
+        if name in numbers:
+            raise BadRow(f"roles[{n}].name", f"names the role {name} twice")
+        numbers[name] = number
+    return numbers
 
 
 def sync_plan(target: ReplicaTarget, replicas: Sequence[Replica], rank: Ranking) -> SyncPlan:

@@ -28,9 +28,8 @@ from gpustackd.replicas.placement_score import PlacementScores
 from gpustackd.replicas.ranking import deletion_order
 from gpustackd.replicas.replica import Replica
 from gpustackd.replicas.retention_score import RetentionWeights
-from gpustackd.replicas.roles import role_numbers
 from gpustackd.replicas.schedule import ScheduledReplicas, scheduled_replicas, usable_schedule
-from gpustackd.replicas.sync_plan import MAX_REPLICAS, ReplicaTarget, SyncPlan, sync_plan
+from gpustackd.replicas.sync_plan import MAX_REPLICAS, ReplicaTarget, SyncPlan, role_numbers, sync_plan
 
 AT_ONCE = 8
 """Models brought to their number at the same time, at most."""
