@@ -41,7 +41,7 @@ class WrongRevision(GpustackdError):
 
 
 class Refused(GpustackdError):
-    """The answer is no: a document, a change or a placement that is not allowed (exit code 1)."""
+    """A document, a change or a placement that is not allowed (exit code 1)."""
 
 
 class BadRow(GpustackdError):

@@ -1,4 +1,4 @@
-"""Keeps secrets out of text: passwords in URLs, bearer tokens, values under secret names."""
+"""Masks secrets in text: passwords in URLs, bearer tokens, values under secret names."""
 
 from __future__ import annotations
 

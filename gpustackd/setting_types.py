@@ -37,10 +37,10 @@ def _web_url(value: str) -> str:
 
 
 def _token(value: SecretStr) -> SecretStr:
-    """What may stand in a header; a file's last line break goes."""
+    """A token as it goes into a header; the line break at the end of a file is removed."""
     text = value.get_secret_value().strip()
     if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("must be printable ASCII without spaces, as it goes into a header")
+        raise ValueError("must be printable ASCII without spaces, since it goes into a header")
     return SecretStr(text)
 
 

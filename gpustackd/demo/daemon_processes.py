@@ -42,10 +42,12 @@ class DaemonProcess:
 
     @property
     def pid(self) -> int:
+        """Its process id."""
         return self.process.pid
 
     @property
     def running(self) -> bool:
+        """Whether the process has not ended."""
         return self.process.returncode is None
 
     async def listen(self) -> None:

@@ -18,7 +18,7 @@ Config = Mapping[str, Any]
 
 
 class UnknownArchitecture(ValueError):
-    """No tensor list is known for the architecture that a config names."""
+    """The tensors of the architecture that a configuration names are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its data."""
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 

@@ -46,6 +46,7 @@ class SparseModel:
 
     @property
     def tensors(self) -> list[Tensor]:
+        """All tensors, in the order of the checkpoint."""
         return tensors_of(self.config, bare=self.bare, stored_head=self.stored_head)
 
 
@@ -90,6 +91,7 @@ def shard(tensors: Iterable[Tensor], limit: int) -> list[list[Tensor]]:
 
 
 def shard_names(count: int) -> list[str]:
+    """File names of so many shards."""
     if count == 1:
         return [SINGLE_FILE]
     return [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]

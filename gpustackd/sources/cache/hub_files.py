@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gpustackd.sources.abandonable_threads import AbandonableThreads
 from gpustackd.sources.cache.disk import DiskCache
 from gpustackd.sources.contents import ModelFiles
@@ -22,22 +20,10 @@ class CachedFiles:
         self._cache = cache
         self._threads = threads
         self._seconds = seconds
-
-    @property
-    def key(self) -> str:
-        return self._inner.key
-
-    @property
-    def label(self) -> str:
-        return self._inner.label
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return self._inner.sizes
-
-    @property
-    def is_local(self) -> bool:
-        return self._inner.is_local
+        self.key = inner.key
+        self.label = inner.label
+        self.sizes = inner.sizes
+        self.is_local = inner.is_local
 
     async def read(self, name: str, limit: int) -> bytes:
         """A whole file of at most `limit` bytes."""

@@ -70,6 +70,7 @@ class GgufHeader:
 
     @property
     def data_bytes(self) -> int:
+        """Bytes of the file after the header."""
         return self.file_bytes - self.data_offset
 
 
