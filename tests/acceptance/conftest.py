@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.acceptance.daemons import crew
-from tests.acceptance.machines import Site, site_on
+from tests.acceptance.machines import Site, emptied, site_on
 from tests.acceptance.record import Record
 from tests.acceptance.shop import NAMES, Shop
 from tests.conftest import Server, fresh_database
@@ -35,14 +36,32 @@ def stage(postgres_server: Server) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-async def house(stage: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Site, Record]]:
+def settings() -> dict[str, Any]:
+    """Settings of `house`; a file that needs others has a fixture of this name."""
+    return {"lease": 60, "rescan_interval": 600}
+
+
+@pytest.fixture(scope="module")
+async def house(
+    stage: str, settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Site, Record]]:
     """One daemon on one database, for all tests of a file."""
-    folder = tmp_path_factory.mktemp("engines")
+    folder = tmp_path_factory.mktemp("house")
     async with site_on(stage, folder) as site:
         record = await Record.install(site.sql)
-        async with crew(stage, folder / "logs", lease=60, rescan_interval=600) as daemons:
+        async with crew(stage, folder / "logs", **settings) as daemons:
             await daemons.start()
             yield site, record
+
+
+@pytest.fixture
+async def served(house: tuple[Site, Record], tmp_path: Path) -> AsyncIterator[Site]:
+    """That database with nothing in it, for one test after another."""
+    site, record = house
+    yield Site(site.url, tmp_path / "models", site.sql)
+    await site.clean()
+    assert await record.broken() == []
+    await emptied(site)
 
 
 @pytest.fixture

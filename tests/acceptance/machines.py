@@ -246,6 +246,12 @@ class Site:
         return "\n".join(f"{r['n']} x {r['state']} (as {r['one']}): {r['why']}" for r in rows)
 
 
+async def emptied(site: Site) -> None:
+    """Everything gone, for what comes next on the same database and daemon."""
+    for table in ("models", "workers", "clusters", "inference_backends"):
+        await site.sql.execute(f"DELETE FROM {table}")
+
+
 @asynccontextmanager
 async def site_on(url: str, folder: Path) -> AsyncIterator[Site]:
     """Opened on a database whose schema is at head."""

@@ -103,12 +103,6 @@ class Situation:
         ]
 
 
-async def emptied(site: Site) -> None:
-    """Everything gone, for the next situation on the same database and daemon."""
-    for table in ("models", "workers", "clusters"):
-        await site.sql.execute(f"DELETE FROM {table}")
-
-
 async def at_rest(site: Site) -> None:
     """Wait until the daemon has nothing to do: what waits has its reasons, and would find no place now.
 

@@ -14,8 +14,8 @@ from gpustackd.settings import load
 from gpustackd.store.documents.apply import apply_documents
 from gpustackd.store.documents.reading import read_documents
 from tests.acceptance.daemons import crew
-from tests.acceptance.machines import Site
-from tests.acceptance.random_sites import Situation, at_rest, emptied, text
+from tests.acceptance.machines import Site, emptied
+from tests.acceptance.random_sites import Situation, at_rest, text
 
 pytestmark = pytest.mark.anyio
 
