@@ -101,7 +101,7 @@ async def test_what_is_booked_but_not_used_yet_hides_no_foreign_use(site: Site, 
     await sample(site, {0: 38})  # 80 - 40 booked - 38 of others
     ids = await site.instances(await small(site))
     [row] = await site.refused(ids, timeout=within(5))
-    assert "does not own" in row["state_message"]
+    assert "outside the scheduler" in row["state_message"]
 
 
 async def test_where_all_cards_are_foreign_full_the_reason_says_so(site: Site, tmp_path: Path) -> None:

@@ -77,5 +77,5 @@ async def test_a_72b_model_takes_as_many_cards_as_its_bytes_need_whatever_packs_
         assert await daemon.stop() == 0
         told = {line["model"]: line["reason"] for line in daemon.whole("placement.tight")}
         assert told.keys() == {"as reported", "fp8", "bf16"}
-        assert "80.00 GiB of cache" in told["as reported"]
+        assert "80.00 GiB of KV cache" in told["as reported"]
     assert await record.broken() == []

@@ -201,8 +201,8 @@ async def test_six_causes_are_told_and_each_falls_silent_when_it_is_gone(site: S
     [row] = await site.refused([instance], timeout=within(5))
     for words in (
         *CAUSES.values(),
-        "1 worker has too little free GPU memory",
-        "8.00 GiB free",
+        "not enough free GPU memory on 1 worker",
+        "8.00 GiB of 8.00 GiB",
         "20.00 GiB",
     ):
         assert words in row["state_message"]
@@ -211,7 +211,7 @@ async def test_six_causes_are_told_and_each_falls_silent_when_it_is_gone(site: S
         await site.until(
             "SELECT position($2 IN state_message) = 0 AND position($3 IN state_message) > 0"
             " FROM model_instances WHERE id = $1 AND state = 'PENDING'",
-            instance, words, f"{short} workers have too little free GPU memory", timeout=within(2),
+            instance, words, f"not enough free GPU memory on {short} workers", timeout=within(2),
         )  # fmt: skip
 
 
