@@ -93,6 +93,16 @@ def experts(
     return _added(p, x, embedding, tokens, used)
 
 
+def weights_normed(p: ForwardPass) -> bool:
+    """Whether the header says that the weights of the chosen experts add up to 1."""
+    return bool(p.facts.value("expert_weights_norm"))
+
+
+def weights_scaled(p: ForwardPass) -> bool:
+    """Whether the header gives a factor for the weights of experts."""
+    return p.facts.number("expert_weights_scale") not in {0.0, 1.0}
+
+
 def router_logits(p: ForwardPass, layer: int, x: Node) -> Node:
     """How well each expert suits each token."""
     return project(p, layer, x, "ffn_gate_inp")

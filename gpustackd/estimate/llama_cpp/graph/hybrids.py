@@ -12,7 +12,14 @@ from gpustackd.estimate.llama_cpp.graph.blocks import (
     project,
 )
 from gpustackd.estimate.llama_cpp.graph.decoders import ending, feed_forward, self_attention
-from gpustackd.estimate.llama_cpp.graph.feed_forward import SQUARED, dense, experts, router_logits
+from gpustackd.estimate.llama_cpp.graph.feed_forward import (
+    SQUARED,
+    dense,
+    experts,
+    router_logits,
+    weights_normed,
+    weights_scaled,
+)
 from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass
 from gpustackd.estimate.llama_cpp.graph.recurrent import load_state, mamba2_layer, mamba_layer, state_cache
 from gpustackd.estimate.llama_cpp.graph.styles import Style
@@ -227,8 +234,8 @@ def _latent_experts(p: ForwardPass, layer: int, x: Node) -> Node:
         inside,
         act=SQUARED,
         gating="sigmoid",
-        normed=bool(p.facts.value("expert_weights_norm")),
-        scaled=p.facts.number("expert_weights_scale") not in {0.0, 1.0},
+        normed=weights_normed(p),
+        scaled=weights_scaled(p),
         scores=router_logits(p, layer, x),
     )
     if p.has(layer, "ffn_latent_up.weight"):

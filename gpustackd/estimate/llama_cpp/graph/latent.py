@@ -10,7 +10,13 @@ from gpustackd.estimate.llama_cpp.graph.blocks import (
     logits,
     project,
 )
-from gpustackd.estimate.llama_cpp.graph.feed_forward import dense, experts, shared_expert
+from gpustackd.estimate.llama_cpp.graph.feed_forward import (
+    dense,
+    experts,
+    shared_expert,
+    weights_normed,
+    weights_scaled,
+)
 from gpustackd.estimate.llama_cpp.graph.forward_pass import ForwardPass
 from gpustackd.estimate.llama_cpp.graph.tape import (
     Node,
@@ -40,13 +46,7 @@ def deepseek2(p: ForwardPass) -> None:
         if layer < first:
             y = dense(p, layer, y)
         else:
-            routed = experts(
-                p,
-                layer,
-                y,
-                normed=bool(p.facts.value("expert_weights_norm")),
-                scaled=p.facts.number("expert_weights_scale") not in {0.0, 1.0},
-            )
+            routed = experts(p, layer, y, normed=weights_normed(p), scaled=weights_scaled(p))
             y = pointwise(routed, shared_expert(p, layer, y))
         x = pointwise(y, middle)
     logits(p, x)
