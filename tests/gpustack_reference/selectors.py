@@ -14,7 +14,7 @@ from typing import Any
 from tests.gpustack_reference.cases import Case, known, parts, workers
 from tests.gpustack_reference.judgement import Finding, OneOf
 from tests.gpustack_reference.messages import figures
-from tests.gpustack_reference.production.decisions import Answer, answer, ready
+from tests.gpustack_reference.production.decisions import Answer, Only, answer, ready
 from tests.gpustack_reference.production.filters import FILTERS, kept_by
 
 EXPECTED = {
@@ -115,12 +115,12 @@ def _filters(case: Case, expected: Mapping[str, list[str]]) -> Iterator[Finding]
         yield Finding(f"filter {name}", kept, kept_by(case, FILTERS[name])[0])
 
 
-def gpus_of(candidate: Mapping[str, Any]) -> dict[str, set[int] | None]:
-    """Indexes of the GPUs that a candidate takes on each worker; None where it leaves them open."""
-    found: dict[str, set[int] | None] = {}
+def gpus_of(candidate: Mapping[str, Any]) -> Only:
+    """The GPUs that a candidate takes on each worker; None where it leaves them open."""
+    found: dict[str, set[tuple[str | None, int]] | None] = {}
     for p in parts(candidate):
-        indexes = p.get("gpu_indexes")
-        found[p["worker"]] = (found.get(p["worker"]) or set()) | set(indexes) if indexes else None
+        taken = {(p.get("gpu_type"), i) for i in p.get("gpu_indexes") or ()}
+        found[p["worker"]] = (found.get(p["worker"]) or set()) | taken if taken else None
     return found
 
 

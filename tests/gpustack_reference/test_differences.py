@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpustack_reference.cases import Case, read_cases
+from tests.gpustack_reference.cases import Case, parts, read_cases
 from tests.gpustack_reference.differences import TABLE
 from tests.gpustack_reference.differences.difference import KEEP, Difference
 from tests.gpustack_reference.judgement import Between, Finding, Holds, OneOf, Tells, agree
@@ -70,7 +70,8 @@ def test_a_wrong_expectation_is_found_out() -> None:
 def test_another_place_than_those_of_the_list_is_found_out() -> None:
     for case in read_cases("selector.vllm", own=True):
         if len(case["expect"]["candidates"]) == 1 and not case["model"].get("gpu_selector"):
-            case["expect"]["candidates"][0]["claim"]["vram"]["0"] += 1
+            for part in parts(case["expect"]["candidates"][0]):
+                part["claim"]["vram"].update({i: v + 1 for i, v in part["claim"]["vram"].items()})
             case["expect"].pop("final", None)
             assert verdict(case).words == "wrong", case["id"]
 

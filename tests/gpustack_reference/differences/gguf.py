@@ -77,9 +77,9 @@ def _figures(case: Case, finding: Finding) -> Any:
     vram = model.device(first, model.total_layers, unified=unified, leads=True)
     ram = (model.ram_unified if unified else model.ram)[asked]
     if finding.what.endswith("vram_gib") and "model_needs" in finding.what:
-        return Tells((f"{vram / GIB:.2f} GiB",))
+        return Tells((f"{vram / GIB:.2f}",))
     if finding.what.endswith("ram_gib") and "model_needs" in finding.what:
-        return Tells((f"{(ram + vram * unified) / GIB:.2f} GiB",))
+        return Tells((f"{(ram + vram * unified) / GIB:.2f}",))
     return KEEP
 
 
@@ -87,7 +87,7 @@ def _pool(case: Case, finding: Finding) -> Any:
     there = list(hosts(case).values())
     if not case["area"].startswith("selector.gguf") or not there or not all(h.unified for h in there):
         return KEEP
-    return Tells((f"{max(h.ram for h in there) / GIB:.2f} GiB",))
+    return Tells((f"{max(h.ram for h in there) / GIB:.2f}",))
 
 
 def _sets(case: Case, finding: Finding) -> Any:
@@ -106,12 +106,11 @@ def _layer(case: Case, finding: Finding) -> Any:
     least = min(gguf_places.layer_weights(case)[-max(picked, 2) : -1]) / GIB
 
     def complaint(got: Any) -> str | None:
-        told = re.search(r"one layer needs ([\d.]+) GiB", got)
-        if told is None:
-            return "does not tell what one layer needs"
-        return (
-            None if least <= float(told[1]) <= 1.3 * least else f"the weights of a layer are {least:.2f} GiB"
-        )
+        lines = [line for line in got.splitlines() if "too small" in line and "one layer" in line]
+        told = [float(n) for line in lines for n in re.findall(r"\d+\.\d+", line)]
+        if not any(least <= n <= 1.3 * least for n in told):
+            return f"does not tell what one layer needs; its weights are {least:.2f} GiB"
+        return None
 
     return Holds("what one layer needs", complaint)
 

@@ -55,7 +55,7 @@ def _ram(case: Case, finding: Finding) -> Any:
         if "model_needs" in finding.what or "fraction_rule" in finding.what:
             return KEEP
         worker, free, claimed = short[0]
-        return Tells((worker, f"{free / GIB:.2f} GiB", f"{claimed / GIB:.2f} GiB"))
+        return Tells((worker, f"{free / GIB:.2f}", f"{claimed / GIB:.2f} GiB"))
     return _refused(finding)
 
 

@@ -36,45 +36,58 @@ PARSED = {
 # -- the fleet -----------------------------------------------------------------------------------------------
 
 
-Only = Mapping[str, set[int] | None]
-"""Workers that may be used, with the indexes of their GPUs (None = all of them)."""
+Only = Mapping[str, set[tuple[str | None, int]] | None]
+"""Workers that may be used, with type (None = any) and index of their GPUs (None = all of them)."""
 
 
 def fleet(case: Case, *, only: Only | None = None) -> Fleet:
-    """The workers of a case with what its existing instances hold; all but `only` is closed."""
+    """The workers of a case with what its existing instances hold. All that is not `only` is full: it is
+    there, as sizes of the fleet may depend on it, and takes nothing."""
     made = Fleet()
     gpu_id = 0
     for w in cases.workers(case):
-        indexes = None if only is None else only.get(w["name"], set())
-        state = "MAINTENANCE" if only is not None and w["name"] not in only else w["state"].upper()
-        made.put_worker(_worker_row(w, state))
+        made.put_worker(_worker_row(w))
         reserved = (w.get("system_reserved") or {}).get("vram") or 0
         for g in w.get("gpus") or []:
             gpu_id += 1
             total = g.get("vram_total")
-            closed = indexes is not None and g["index"] not in indexes
             link = {"status": g["net_status"], "inet": g.get("net_ip")} if "net_status" in g else None
             made.put_gpu(
                 GpuRow(
                     id=gpu_id, worker_id=w["id"], index=g["index"], type=g["type"], vram_total=total,
                     capacity=None if total is None else max(total - reserved, 0),
-                    open=state == "READY" and not closed, schedulable=not closed,
-                    vendor=g.get("vendor"), name=g.get("product"), arch_family=g.get("arch_family"),
-                    runtime_version=g.get("runtime_version"), network=link,
+                    open=w["state"].upper() == "READY", vendor=g.get("vendor"), name=g.get("product"),
+                    arch_family=g.get("arch_family"), runtime_version=g.get("runtime_version"),
+                    network=link,
                 )
             )  # fmt: skip
     for instance in cases.existing(case):
         _hold(made, instance)
+    if only is not None:
+        _fill(made, only)
     return made
 
 
-def _worker_row(w: Mapping[str, Any], state: str) -> WorkerRow:
+def _fill(on: Fleet, only: Only) -> None:
+    for row in list(on.gpu_rows.values()):
+        place = on.slot[row.id]
+        name = on.row(place[0]).name
+        free = only.get(name, set())
+        if free is not None and not {(None, row.index), (row.type, row.index)} & free:
+            on.vram_allocated[place] = max(on.vram_capacity[place], on.vram_allocated[place])
+    for name, w in on.by_name.items():
+        if name not in only:
+            on.ram_allocated[w] = max(on.ram_capacity[w], on.ram_allocated[w])
+        on.touch(w)
+
+
+def _worker_row(w: Mapping[str, Any]) -> WorkerRow:
     reserved = {"ram": 0, "vram": 0} | (w.get("system_reserved") or {})
     unified = bool(w.get("uma") or any(g.get("uma") for g in w.get("gpus") or []))
     ram = w.get("ram_total")
     capacity = None if ram is None else max(ram - reserved["ram"] - unified * reserved["vram"], 0)
     return WorkerRow(
-        id=w["id"], name=w["name"], cluster_id=w.get("cluster_id", 1), state=state,
+        id=w["id"], name=w["name"], cluster_id=w.get("cluster_id", 1), state=w["state"].upper(),
         labels=w.get("labels") or {}, ip=w.get("ip"), unified_memory=unified, vram_reserved=reserved["vram"],
         ram_capacity=capacity,
     )  # fmt: skip
