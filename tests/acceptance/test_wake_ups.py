@@ -155,6 +155,26 @@ async def test_rescans_and_events_that_help_nobody_rewrite_no_waiting_row(
     assert await record.broken() == []
 
 
+async def test_rows_worded_by_an_older_daemon_are_rewritten_once(
+    site: Site, record: Record, tmp_path: Path
+) -> None:
+    written = "SELECT id, xmin::text, ctid::text FROM model_instances ORDER BY id"
+    await site.fleet(W("w1", 64, "1x24"))
+    async with crew(site.url, tmp_path / "older", lease=600, rescan_interval=1) as daemons:
+        await daemons.start()
+        ids = await site.instances(await site.model(need=60), 20)
+        text = (await site.refused(ids))[0]["state_message"]
+    await site.sql.execute("UPDATE model_instances SET state_message = 'No place: as once worded'")
+    async with crew(site.url, tmp_path / "newer", lease=600, rescan_interval=1) as daemons:
+        [daemon] = await daemons.start(1)
+        await site.until("SELECT bool_and(state_message = $1) FROM model_instances", text, timeout=within(5))
+        before = await site.sql.fetch(written)
+        scans = await daemon.metric_now("gpustackd_rescans_total")
+        await daemon.metric("gpustackd_rescans_total", lambda n: n >= scans + 3)
+        assert await site.sql.fetch(written) == before
+    assert await record.broken() == []
+
+
 async def test_a_card_too_small_for_those_that_wait_moves_none_of_them(
     site: Site, record: Record, two: Crew
 ) -> None:
