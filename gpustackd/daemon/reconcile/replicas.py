@@ -156,16 +156,15 @@ class ReplicaSync:
 
     async def _work(self) -> None:
         while True:
-            item = await self.queue.get()
-            assert item is not None
+            model_id = await self.queue.get()
             try:
                 if self.queue.busy <= _FEW:
                     async with self._one_at_a_time:
-                        await self._sync_or_retry(item.key)
+                        await self._sync_or_retry(model_id)
                 else:
-                    await self._sync_or_retry(item.key)
+                    await self._sync_or_retry(model_id)
             finally:
-                self.queue.done(item.key)
+                self.queue.done(model_id)
                 if not self.queue.busy:
                     self._all_synced.set()
                     self._all_synced = anyio.Event()

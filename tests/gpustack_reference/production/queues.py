@@ -59,9 +59,9 @@ class Keys:
         """The next key within so many seconds."""
         end = self.now + patience
         while True:
-            item = self.queue.get_nowait()
-            if item is not None:
-                return item.key
+            key = self.queue.get_nowait()
+            if key is not None:
+                return key
             if self.now >= end:
                 return None
             self.now = min(self.now + STEP, end)

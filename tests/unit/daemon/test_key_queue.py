@@ -1,4 +1,4 @@
-"""The queue of keys: what coalesces, what goes first, what waits, and that no key is ever lost or doubled."""
+"""The queue of keys: what coalesces, what waits, and that no key is ever lost or doubled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpustackd.daemon.backoff import Backoff
-from gpustackd.daemon.queue.key_queue import KeyChange, KeyQueue
+from gpustackd.daemon.queue.key_queue import KeyQueue
 from tests.exploring import explored
 from tests.waiting import TimelessLoop
 
@@ -27,53 +27,54 @@ class Clock:
         return self.now
 
 
-def taken(queue: KeyQueue[str]) -> list[tuple[str, KeyChange, object]]:
-    found = []
-    while (item := queue.get_nowait()) is not None:
-        found.append((item.key, item.change, item.news))
-    return found
+BACKOFF = Backoff(Random(1))
 
 
-def test_a_deletion_sticks_and_goes_first_whatever_is_said_after_it() -> None:
-    queue: KeyQueue[str] = KeyQueue(Clock())
-    for key in "abc":
-        queue.add(key, KeyChange.CREATED, key)
-    queue.add("c", KeyChange.DELETED)
-    queue.add("c", KeyChange.MODIFIED, "late")
-    assert taken(queue) == [
-        ("c", KeyChange.DELETED, "late"), ("a", KeyChange.CREATED, "a"), ("b", KeyChange.CREATED, "b")
-    ]  # fmt: skip
+def taken(queue: KeyQueue[str]) -> list[str]:
+    keys = []
+    while (key := queue.get_nowait()) is not None:
+        keys.append(key)
+    return keys
+
+
+def test_keys_come_in_the_order_in_which_they_were_first_added() -> None:
+    queue: KeyQueue[str] = KeyQueue(Clock(), BACKOFF)
+    for key in "abcab":
+        queue.add(key)
+    assert len(queue) == queue.busy == 3
+    assert taken(queue) == ["a", "b", "c"]
 
 
 def test_what_comes_while_a_key_is_at_work_is_one_further_pass() -> None:
-    queue: KeyQueue[str] = KeyQueue(Clock())
+    queue: KeyQueue[str] = KeyQueue(Clock(), BACKOFF)
     queue.add("a")
-    assert len(taken(queue)) == 1
-    for word in range(5):
-        queue.add("a", news=word)
+    assert taken(queue) == ["a"]
+    for _ in range(5):
+        queue.add("a")
     assert taken(queue) == []
     queue.done("a")
-    assert taken(queue) == [("a", KeyChange.MODIFIED, 4)]
+    assert taken(queue) == ["a"]
     queue.done("a")
     assert taken(queue) == []
-    assert len(queue) == 0
+    assert len(queue) == queue.busy == 0
 
 
 def test_what_was_put_off_melts_into_what_comes_first() -> None:
     clock = Clock()
-    queue: KeyQueue[str] = KeyQueue(clock)
-    queue.add_after("a", 5, news="later")
-    queue.add_after("b", 3, news="b")
-    queue.add("a", news="now")
-    assert taken(queue) == [("a", KeyChange.MODIFIED, "now")]
-    queue.add_after("a", 1, news="again")
+    queue: KeyQueue[str] = KeyQueue(clock, BACKOFF)
+    queue.add_after("a", 5)
+    queue.add_after("b", 3)
+    queue.add("a")
+    assert taken(queue) == ["a"]
+    queue.add_after("a", 9)
+    queue.add_after("a", 1)
     clock.now = 2.0
     assert taken(queue) == []  # at work still
     queue.done("a")
-    assert taken(queue) == [("a", KeyChange.MODIFIED, "again")]
+    assert taken(queue) == ["a"]
     queue.done("a")
-    clock.now = 10.0
-    assert taken(queue) == [("b", KeyChange.MODIFIED, "b")]
+    clock.now = 20.0
+    assert taken(queue) == ["b"]
 
 
 def test_failures_are_counted_by_key_until_it_works() -> None:
@@ -91,15 +92,14 @@ def anyio_backend() -> tuple[str, object]:
 
 
 async def test_who_waits_is_woken_by_a_word_and_by_the_time() -> None:
-    queue: KeyQueue[str] = KeyQueue(anyio.current_time)
+    queue: KeyQueue[str] = KeyQueue(anyio.current_time, BACKOFF)
     got: list[str] = []
 
     async def take() -> None:
         while True:
-            item = await queue.get()
-            assert item is not None
-            got.append(item.key)
-            queue.done(item.key)
+            key = await queue.get()
+            got.append(key)
+            queue.done(key)
             if len(got) == 2:
                 return
 
@@ -121,14 +121,14 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.queue: KeyQueue[str] = KeyQueue(self.clock, window=2.0)
+        self.queue: KeyQueue[str] = KeyQueue(self.clock, BACKOFF)
         self.owed: set[str] = set()
         self.later: dict[str, float] = {}
         self.at_work: set[str] = set()
 
-    @rule(key=KEYS, change=st.sampled_from(KeyChange))
-    def add(self, key: str, change: KeyChange) -> None:
-        self.queue.add(key, change)
+    @rule(key=KEYS)
+    def add(self, key: str) -> None:
+        self.queue.add(key)
         self.owed.add(key)
         self.later.pop(key, None)
 
@@ -139,15 +139,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        item = self.queue.get_nowait()
+        taken_now = self.queue.get_nowait()
         for key in [k for k, due in self.later.items() if due <= self.clock.now]:
             del self.later[key]
             self.owed.add(key)
-        if item is not None:
-            assert item.key not in self.at_work
-            assert item.key in self.owed
-            self.at_work.add(item.key)
-            self.owed.discard(item.key)
+        if taken_now is not None:
+            assert taken_now not in self.at_work
+            assert taken_now in self.owed
+            self.at_work.add(taken_now)
+            self.owed.discard(taken_now)
 
     @rule(key=KEYS)
     def done(self, key: str) -> None:
@@ -170,9 +170,9 @@ class Machine(RuleBasedStateMachine):
         left = self.owed | self.later.keys()
         for _ in range(20):
             self.clock.now += 10.0
-            while (item := self.queue.get_nowait()) is not None:
-                left.discard(item.key)
-                self.queue.done(item.key)
+            while (key := self.queue.get_nowait()) is not None:
+                left.discard(key)
+                self.queue.done(key)
         assert left == set()
         assert len(self.queue) == 0
 
