@@ -66,7 +66,7 @@ async def test_a_huge_model_without_a_place_gets_its_reasons_and_twenty_small_on
         message = row["state_message"]
         for step in (
             "one GPU",
-            "several GPUs of one worker",
+            "several GPUs on one worker",
             "several workers",
             "some layers on GPUs",
             "without a GPU",
