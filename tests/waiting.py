@@ -80,8 +80,8 @@ class TimelessLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._look = self._selector.select
-        self._selector.select = self._jump
+        self._look = self._selector.select  # type: ignore[attr-defined]
+        self._selector.select = self._jump  # type: ignore[attr-defined]
 
     def time(self) -> float:
         return self._now

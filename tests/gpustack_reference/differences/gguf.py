@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tests.gpustack_reference import cases
 from tests.gpustack_reference.cases import Case
 from tests.gpustack_reference.differences.difference import KEEP, Difference
 from tests.gpustack_reference.judgement import Finding, Holds, Tells
@@ -40,7 +41,7 @@ def _of_one(case: Case, candidate: dict[str, Any]) -> Case:
         names.setdefault(p["worker"], set()).update(p.get("gpu_indexes") or ())
     kept = []
     for described in case["workers"]:
-        one = gguf_places.cases.workers({"workers": [described]})[0]
+        one = cases.workers({"workers": [described]})[0]
         if one["name"] in names:
             gpus = [g for g in one.get("gpus") or [] if g["index"] in names[one["name"]]]
             kept.append({"inline": {**one, "gpus": gpus}})
@@ -93,7 +94,7 @@ def _pool(case: Case, finding: Finding) -> Any:
 def _sets(case: Case, finding: Finding) -> Any:
     if case["area"] != "gguf_combinations":
         return KEEP
-    main = len(gguf_places.cases.workers(case)[0].get("gpus") or [])
+    main = len(cases.workers(case)[0].get("gpus") or [])
     extra = 0 if case["inputs"]["scope"] == "one_worker_multi_gpu" else main - 1
     return {n: int(n) + extra <= DEVICES for n in finding.expected}
 

@@ -64,9 +64,10 @@ def _of_candidates(case: Case) -> list[float]:
         if scorer["type"] == "given":
             values = [v or 0.0 for v in scorer["scores"]]
         elif scorer["type"] == "file_locality":
-            ready = [set(scorer.get(k) or ()) for k in ("ready_main", "ready_draft")]
+            main, draft = (set(scorer.get(k) or ()) for k in ("ready_main", "ready_draft"))
             values = [
-                scores.locality({q["worker_id"] for q in cases.parts(c)}, *ready, most) for c in candidates
+                scores.locality({q["worker_id"] for q in cases.parts(c)}, main, draft, most)
+                for c in candidates
             ]
         elif _strategy(case) == "binpack":
             values = [min(most, scores.binpack(case, p, most)) for p in places]
