@@ -5,11 +5,12 @@ Rescans and leases are ten minutes here: only a notification can explain a place
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.acceptance.daemon import Daemon
 from tests.acceptance.daemons import Crew, crew, within
 from tests.acceptance.machines import GIB, Site, W, model_directory
 from tests.acceptance.record import Record
@@ -131,6 +132,13 @@ async def test_capacity_is_taken_up_though_the_daemon_that_parked_the_instance_w
     await site.refused([r["id"] for r in await site.rows(waiting) if r["worker_id"] is None])
 
 
+async def _rescanned(daemons: Sequence[Daemon], times: int) -> None:
+    """Wait until each daemon has scanned all rows so many times more."""
+    for daemon in daemons:
+        scans = await daemon.metric_now("gpustackd_rescans_total")
+        await daemon.metric("gpustackd_rescans_total", lambda n, before=scans: n >= before + times)
+
+
 async def test_rescans_and_events_that_help_nobody_rewrite_no_waiting_row(
     site: Site, record: Record, tmp_path: Path
 ) -> None:
@@ -142,14 +150,13 @@ async def test_rescans_and_events_that_help_nobody_rewrite_no_waiting_row(
         await site.instances(model, 300)
         await site.instances(await site.model(need=60), 100)
         await site.settled()
+        await _rescanned(both, 2)  # figures in refusals are brought up to date by full scans alone
         before = await site.sql.fetch(written)
         moves = await site.sql.fetchval("SELECT count(*) FROM recorder.moves")
         # nothing that a waiting row could use: a heartbeat, a sample, a card too small, a worker left out
         await site.sql.execute("UPDATE workers SET heartbeat_at = now(), state_message = 'still here'")
         await site.sql.execute("UPDATE gpu_devices SET vram_used = 1, vram_used_at = now()")
-        for daemon in both:
-            scans = await daemon.metric_now("gpustackd_rescans_total")
-            await daemon.metric("gpustackd_rescans_total", lambda n, before=scans: n >= before + 3)
+        await _rescanned(both, 3)
         assert await site.sql.fetch(written) == before
         assert await site.sql.fetchval("SELECT count(*) FROM recorder.moves") == moves
     assert await record.broken() == []
