@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import anyio
 import typer
 
-from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, database
+from gpustackd.cli.options import ConfigOption, DatabaseOption, FilesOption, Form, FormOption, database
 from gpustackd.cli.output import console, print_json, print_table
 from gpustackd.errors import GpustackdError, UsageError
 
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def apply(
-    file: Annotated[
-        list[Path],
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="YAML or JSON; - is standard input. May be repeated."
-        ),
-    ],
+    file: FilesOption,
     output: FormOption = Form.TEXT,
     config: ConfigOption = None,
     database_url: DatabaseOption = None,

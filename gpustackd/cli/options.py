@@ -42,6 +42,17 @@ DatabaseOption = Annotated[
     typer.Option("--database-url", metavar="URL", help="The database. [default: GPUSTACKD_DATABASE_URL]"),
 ]
 
+FilesOption = Annotated[
+    list[Path],
+    typer.Option("--file", "-f", metavar="FILE", help="YAML or JSON; - is standard input. May be repeated."),
+]
+LogLevelOption = Annotated[
+    str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+]
+LogFormatOption = Annotated[
+    str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or text.")
+]
+
 
 def load_settings(config: Path | None, database_url: str | None = None, **flags: Any) -> Settings:
     """The settings in force: built-in < file < environment < flags. Raise UsageError."""

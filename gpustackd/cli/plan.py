@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import typer
 
 from gpustackd.cli.apply import read_file
-from gpustackd.cli.options import ConfigOption, DatabaseOption, Form, FormOption, load_settings
+from gpustackd.cli.options import ConfigOption, DatabaseOption, FilesOption, Form, FormOption, load_settings
 from gpustackd.cli.output import console, print_json
 from gpustackd.domain.outcome import NoFit, Placed
 
@@ -20,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    file: Annotated[
-        list[Path],
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="YAML or JSON; - is standard input. May be repeated."
-        ),
-    ],
+    file: FilesOption,
     output: FormOption = Form.TEXT,
     config: ConfigOption = None,
     database_url: DatabaseOption = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from gpustackd.cli.options import ConfigOption, DatabaseOption, load_settings
+from gpustackd.cli.options import ConfigOption, DatabaseOption, LogFormatOption, LogLevelOption, load_settings
 from gpustackd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,12 +34,8 @@ def run(
         str | None,
         typer.Option("--http", metavar="HOST:PORT", help="Address for health and metrics, or off."),
     ] = None,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-    ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or text.")
-    ] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     replica: Annotated[
         str | None,
         typer.Option(
